@@ -1,0 +1,165 @@
+"""A model as a directory: `config.json`, `model.safetensors`, perhaps `tokenizer.json`. Never a pickle."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from pellucid.core.config import ModelConfig, from_fields
+from pellucid.core.files import atomic_directory, recover
+from pellucid.core.transformer import Transformer, pick_device
+
+FORMAT = 1
+SPARSE_BELOW = 0.1
+
+
+def save_model(
+    model: Transformer,
+    path: str | Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write `model` to the directory `path`, atomically: an older checkpoint there stays whole until the end.
+
+    Matrices with under 10% nonzeros are stored as indices and values. `extra` holds further files by relative path.
+    """
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    weights = pack(tensors)
+    config = {
+        "format": FORMAT,
+        "model": json.loads(model.config.to_json()),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+        "metadata": dict(metadata or {}),
+    }
+    with atomic_directory(path) as fresh:
+        (fresh / "model.safetensors").write_bytes(weights)
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        if tokenizer is not None:
+            (fresh / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
+        for name, data in (extra or {}).items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            (fresh / name).write_bytes(data)
+
+
+def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Transformer:
+    """The model in the directory `path`, or in its `checkpoint/`.
+
+    Raises `ValueError`, naming the file, where something is missing, damaged or unknown.
+    """
+    path = find_checkpoint(path)
+    config = read_config(path)
+    weights = read_weights(path / "model.safetensors", config["sha256"])
+    model = Transformer(from_fields(ModelConfig, config["model"]), device="cpu")
+    want, have = model.state_dict(), weights.keys()
+    if missing := sorted(want.keys() - have):
+        raise ValueError(f"{path / 'model.safetensors'} lacks {', '.join(missing)}")
+    if surplus := sorted(have - want.keys()):
+        raise ValueError(f"{path / 'model.safetensors'} has {', '.join(surplus)}, which the config does not")
+    for name, tensor in weights.items():
+        if tensor.shape != want[name].shape:
+            raise ValueError(
+                f"{path / 'model.safetensors'}: {name} has shape {tuple(tensor.shape)}, "
+                f"the config says {tuple(want[name].shape)}"
+            )
+    model.load_state_dict(weights)
+    return model.to(pick_device(device))
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer stored with the model in `path`."""
+    file = find_checkpoint(path) / "tokenizer.json"
+    if not file.exists():
+        raise ValueError(f"{file} does not exist: this model was saved without a tokenizer")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(f"{file} is damaged: {error}") from None
+
+
+def load_metadata(path: str | Path) -> dict[str, Any]:
+    """What was noted with the model in `path` when it was saved."""
+    return read_config(find_checkpoint(path))["metadata"]
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The checkpoint directory at `path` or at `path/checkpoint`."""
+    path = Path(path)
+    for place in (path, path / "checkpoint"):
+        if place.parent.is_dir():
+            recover(place)
+        if (place / "config.json").exists():
+            return place
+    if path.suffix in (".pt", ".pth", ".bin", ".pkl", ".ckpt"):
+        raise ValueError(f"{path} looks like a pickle, which is never read; expected a checkpoint directory")
+    raise ValueError(f"no checkpoint at {path}: there is no {path / 'config.json'}")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The parsed `config.json` of a checkpoint directory."""
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
+    if not isinstance(config, dict) or not {"format", "model", "sha256", "metadata"} <= config.keys():
+        raise ValueError(f"{file} is not a checkpoint's config: it lacks format, model, sha256 or metadata")
+    if config["format"] != FORMAT:
+        raise ValueError(f"{file} has format {config['format']!r}; this version reads {FORMAT}")
+    return config
+
+
+def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
+    """The tensors in `file`, whose hash must be `sha256`."""
+    if not file.exists():
+        raise ValueError(f"{file} is missing")
+    data = file.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise ValueError(f"{file} is damaged or truncated: its SHA-256 is not the one in config.json")
+    try:
+        return unpack(data)
+    except (SafetensorError, KeyError, RuntimeError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
+
+
+def pack(tensors: Mapping[str, Tensor]) -> bytes:
+    """safetensors bytes; a matrix `x` under 10% dense becomes `x@indices`, `x@values` and `x@shape`."""
+    out = {}
+    for name, tensor in tensors.items():
+        where = tensor.flatten().nonzero().squeeze(1)
+        if tensor.dim() >= 2 and len(where) < SPARSE_BELOW * tensor.numel():
+            out[f"{name}@indices"] = where.to(torch.int32 if tensor.numel() < 2**31 else torch.int64)
+            out[f"{name}@values"] = tensor.flatten()[where]
+            out[f"{name}@shape"] = torch.tensor(tensor.shape)
+        else:
+            out[name] = tensor
+    return save(out)
+
+
+def unpack(data: bytes) -> dict[str, Tensor]:
+    """The tensors that `pack` packed."""
+    stored = load(data)
+    out = {name: tensor for name, tensor in stored.items() if "@" not in name}
+    for name in [n.removesuffix("@shape") for n in stored if n.endswith("@shape")]:
+        values = stored[f"{name}@values"]
+        flat = values.new_zeros(int(stored[f"{name}@shape"].prod()))
+        flat[stored[f"{name}@indices"].long()] = values
+        out[name] = flat.view(stored[f"{name}@shape"].tolist())
+    return out
+
+
+def content_hash(model: Transformer) -> str:
+    """A short hash of the model's config and weights: what a circuit or a table of means belongs to."""
+    digest = hashlib.sha256(model.config.to_json().encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,20 @@
+"""Corpora, tokenizer, token shards and batches."""
+
+from pellucid.data.batches import TokenBatches
+from pellucid.data.corpora import documents
+from pellucid.data.prepare import cache_root, prepare
+from pellucid.data.shards import Shard, build_shard
+from pellucid.data.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer, train_tokenizer
+
+__all__ = [
+    "END_OF_TEXT",
+    "Shard",
+    "TokenBatches",
+    "build_shard",
+    "cache_root",
+    "documents",
+    "load_tokenizer",
+    "prepare",
+    "save_tokenizer",
+    "train_tokenizer",
+]

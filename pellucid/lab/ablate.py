@@ -1,0 +1,50 @@
+"""Mean ablation: what a model still does when some of its nodes are frozen at their mean.
+
+Weight-sparse transformers, section 2.2 and Appendix E.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pellucid.core.taps import Mask, Tap
+from pellucid.core.transformer import Transformer
+from pellucid.tasks.task import Batch, Task
+
+Kept = Mapping[str, Tensor]
+"""A bool mask (width,) for every node site: the nodes of a circuit."""
+
+
+def keep_only(kept: Kept, means: Mapping[str, Tensor]) -> Tap:
+    """A tap that freezes every node outside the circuit at its mean."""
+    return Mask(kept, means)
+
+
+def remove(kept: Kept, means: Mapping[str, Tensor]) -> Tap:
+    """A tap that freezes the circuit's nodes at their mean and leaves the rest running (Figure 32)."""
+    return Mask({site: ~mask for site, mask in kept.items()}, means)
+
+
+def answer_logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+    """Logits (b, 1, v) at each row's last token. Rows are padded on the right, so a causal model needs no mask."""
+    mask = None if model.config.causal else batch.mask
+    logits = model(batch.tokens, mask=mask, tap=tap)
+    return logits[torch.arange(len(logits), device=logits.device), batch.positions][:, None]
+
+
+@torch.no_grad()
+def task_loss(model: Transformer, task: Task, batch: Batch, tap: Tap | None = None) -> float:
+    """The task's mean loss in nats on `batch`."""
+    return task.metric(answer_logits(model, batch, tap), batch.last()).mean().item()
+
+
+def random_others(kept: Kept, generator: torch.Generator) -> dict[str, Tensor]:
+    """As many random nodes outside the circuit, site by site (all that there are where the circuit has over half)."""
+    out = {}
+    for site, mask in kept.items():
+        score = torch.rand(len(mask), generator=generator).to(mask.device).masked_fill(mask, -1)
+        n = min(int(mask.sum()), int((~mask).sum()))
+        out[site] = torch.zeros_like(mask)
+        out[site][score.topk(n).indices] = True
+    return out

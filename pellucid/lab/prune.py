@@ -1,0 +1,241 @@
+"""Learned pruning: the smallest set of nodes that still does a task, all else frozen at its mean.
+
+Weight-sparse transformers, A.5. Masks of several tries are learned at once, stacked on the batch axis.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pellucid.core.checkpoint import content_hash
+from pellucid.core.circuit import Circuit, channel_circuit, count_edges
+from pellucid.core.sites import node_sites
+from pellucid.core.taps import Mask
+from pellucid.core.transformer import Transformer
+from pellucid.lab.ablate import answer_logits, keep_only, random_others, remove, task_loss
+from pellucid.lab.discretize import Calibration, Discretized, calibrated_loss, discretize
+from pellucid.tasks.task import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneConfig:
+    """The search for a circuit. Defaults are the seed's table of centres (Table 2)."""
+
+    target: float = 0.15
+    """Task loss in nats that the circuit must reach."""
+
+    steps: int = 1000
+    """Optimiser steps for each try."""
+
+    pairs: int = 64
+    """Task pairs in a step."""
+
+    k_coefs: tuple[float, ...] = (1e-4,)
+    """One try for each: the weight of the number of nodes in the loss."""
+
+    init_noise: float = 1e-2
+    """Standard deviation of the initial mask parameters."""
+
+    init_bias: float = 1e-1
+    """Mean of the initial mask parameters."""
+
+    lr: float = 3e-3
+    """Peak learning rate; it falls linearly to 0."""
+
+    warmup: float = 0.05
+    """Fraction of the steps in which the learning rate rises."""
+
+    weight_decay: float = 1e-3
+    """AdamW's decay."""
+
+    beta2: float = 0.95
+    """AdamW's second decay."""
+
+    clip: float = 1.0
+    """Largest norm of a try's gradient."""
+
+    temperature: float = 1.0
+    """Of the sigmoid whose derivative stands in for the step function's."""
+
+    pool: int = 1024
+    """Task pairs that steps draw from."""
+
+    measure: int = 256
+    """Pairs for each measurement of a loss."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "k_coefs", tuple(self.k_coefs))
+        if not self.k_coefs:
+            raise ValueError("k_coefs must name at least one try")
+        for name in ("target", "steps", "pairs", "lr", "temperature", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.pool < self.pairs:
+            raise ValueError(f"pool must be at least pairs = {self.pairs}, got {self.pool}")
+
+
+class Heaviside(torch.autograd.Function):
+    """1 where x > 0, else 0; backward as if it were sigmoid(x / temperature)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, temperature: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.temperature = temperature
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x / ctx.temperature)
+        return grads[0] * s * (1 - s) / ctx.temperature, None
+
+
+def learn_masks(
+    model: Transformer,
+    task: Task,
+    means: Mapping[str, Tensor],
+    config: PruneConfig,
+    *,
+    seed: int = 0,
+    progress: Callable[..., None] | None = None,
+) -> dict[str, Tensor]:
+    """Mask parameters (tries, width) for every node site; a node is in the circuit where its parameter is positive."""
+    device, tries = model.device, len(config.k_coefs)
+    draw = torch.Generator().manual_seed(seed)
+    pool = task.pairs(config.pool, seed=seed, split="train").to(device)
+    tau = {
+        site: (torch.randn(tries, width, generator=draw) * config.init_noise + config.init_bias)
+        .clamp(-1, 1)
+        .to(device)
+        .requires_grad_()
+        for site, width in node_sites(model.config).items()
+    }
+    optimizer = torch.optim.AdamW(
+        tau.values(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay
+    )
+    k_coef = torch.tensor(config.k_coefs, device=device)
+    rows = 2 * config.pairs
+    for step in range(config.steps):
+        pairs = torch.randperm(config.pool, generator=draw)[: config.pairs]
+        batch = pool.select(torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()).repeat(tries)
+        gates = {site: Heaviside.apply(t, config.temperature) for site, t in tau.items()}
+        tap = Mask({site: g.repeat_interleave(rows, dim=0)[:, None] for site, g in gates.items()}, means)
+        losses = task.metric(answer_logits(model, batch, tap), batch.last()).view(tries, rows).mean(1)
+        size = torch.stack([g.sum(1) for g in gates.values()]).sum(0)
+        optimizer.zero_grad(set_to_none=True)
+        (losses + k_coef * size).sum().backward()
+        clip_tries(list(tau.values()), config.clip)
+        rise = max(1, round(config.warmup * config.steps))
+        fall = (config.steps - step) / max(1, config.steps - rise)
+        optimizer.param_groups[0]["lr"] = config.lr * min((step + 1) / rise, fall, 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            for t in tau.values():
+                t.clamp_(-1, 1)
+        if progress is not None:
+            progress(loss=losses.mean().item(), nodes=size.mean().item())
+    return {site: t.detach() for site, t in tau.items()}
+
+
+@torch.no_grad()
+def clip_tries(parameters: list[Tensor], most: float) -> None:
+    """Shrink the gradient of each try (the leading axis) to a norm of at most `most`."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.stack([g.square().sum(1) for g in grads]).sum(0).sqrt()
+    factor = (most / norm.clamp(min=1e-12)).clamp(max=1)
+    for g in grads:
+        g.mul_(factor[:, None])
+
+
+def prune(
+    model: Transformer,
+    task: Task,
+    means: Mapping[str, Tensor],
+    *,
+    config: PruneConfig | None = None,
+    seed: int = 0,
+    progress: Callable[..., None] | None = None,
+) -> Circuit:
+    """The smallest circuit found, by edges, over all tries; its `metrics` say what was measured on held-out data.
+
+    If no try reaches the target, the one of least loss is returned with `metrics["reached"] = False`.
+    """
+    config = config or PruneConfig()
+    model = frozen(model)
+    taus = learn_masks(model, task, means, config, seed=seed, progress=progress)
+    found = [
+        discretize(model, task, means, {site: t[i] for site, t in taus.items()}, config.target,
+                   pairs=config.measure, seed=seed + 1)
+        for i in range(len(config.k_coefs))
+    ]  # fmt: skip
+    edges = [count_edges(model, d.kept) for d in found]
+    best = min(range(len(found)), key=lambda i: (not found[i].reached, edges[i] if found[i].reached else found[i].loss))
+    return measure(model, task, means, found[best], config, seed=seed, tries=edges)
+
+
+def measure(
+    model: Transformer,
+    task: Task,
+    means: Mapping[str, Tensor],
+    found: Discretized,
+    config: PruneConfig,
+    *,
+    seed: int,
+    tries: list[int],
+) -> Circuit:
+    """The circuit of `found` with its held-out losses: sufficient alone, necessary to the rest, against random nodes."""
+    batch = task.pairs(config.measure, seed=seed, split="test").to(model.device)
+    draw = torch.Generator().manual_seed(seed)
+    kept = found.kept
+    controls = [
+        task_loss(model, task, batch, remove(random_others(kept, draw), means)) for _ in range(8)
+    ]
+    everything = {site: torch.ones_like(mask) for site, mask in kept.items()}
+    with torch.no_grad():
+        logits = answer_logits(model, batch, keep_only(kept, means))
+        rows = torch.arange(len(logits), device=logits.device)
+        right, wrong = (logits[rows, 0, batch.answers[:, i]] for i in (0, 1))
+    metrics = {
+        "reached": found.reached,
+        "target": config.target,
+        "full_task_loss": task_loss(model, task, batch),
+        "circuit_task_loss": task.metric(logits, batch.last()).mean().item(),
+        "circuit_accuracy": (right > wrong).float().mean().item(),
+        "calibrated_task_loss": calibrated_loss(task, logits, batch.last(), found.calibration),
+        "ablated_task_loss": task_loss(model, task, batch, remove(kept, means)),
+        "random_ablated_task_loss": sum(controls) / len(controls),
+        "nothing_task_loss": task_loss(model, task, batch, remove(everything, means)),
+        "nodes": int(sum(mask.sum() for mask in kept.values())),
+        "edges": count_edges(model, kept),
+        "total_nodes": sum(len(mask) for mask in kept.values()),
+        "total_edges": count_edges(model, everything),
+        "tries": str(tries),
+        "seed": seed,
+        "steps": config.steps,
+    }
+    return channel_circuit(
+        model,
+        kept,
+        task=task.name,
+        model_hash=content_hash(model),
+        token_edges=token_edges(model, kept, batch.tokens[batch.mask].unique(), batch.answers.unique()),
+        metrics=metrics,
+    )
+
+
+def token_edges(model: Transformer, kept: Mapping[str, Tensor], read: Tensor, answers: Tensor) -> int:
+    """Nonzero entries of the task's tokens' embedding rows at channels that kept nodes read, and of the answers'
+    unembedding rows at channels that kept nodes write."""
+    d = model.config.d_model
+    reads = torch.stack([m[:d] for site, m in kept.items() if site.endswith(".in")]).any(0)
+    writes = torch.stack([m for site, m in kept.items() if site.endswith(".out")]).any(0)
+    head = model.wte.weight if model.head is None else model.head.weight
+    return int((model.wte.weight[read][:, reads] != 0).sum() + (head[answers][:, writes] != 0).sum())
+
+
+def frozen(model: Transformer) -> Transformer:
+    """The model in eval mode, uncompiled, with no gradients for its weights."""
+    model = getattr(model, "_orig_mod", model)
+    return model.eval().requires_grad_(False)

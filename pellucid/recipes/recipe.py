@@ -1,0 +1,127 @@
+"""A recipe: everything a run needs, as data, and how it is run."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from pellucid.core.config import ModelConfig
+from pellucid.core.transformer import Transformer
+from pellucid.data.corpora import documents
+from pellucid.data.prepare import prepare
+from pellucid.data.shards import Shard
+from pellucid.data.tokenizer import train_tokenizer
+from pellucid.sparse.projection import Projection, SparsityConfig
+from pellucid.training.config import TrainConfig
+from pellucid.training.loop import Trained, train
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig:
+    """A corpus and its share of the training tokens."""
+
+    name: str
+    """`tiny-python`, `python-stdlib`, `files:GLOB` or `hf:NAME`."""
+
+    weight: float = 1.0
+    """Its share, relative to the others'."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What a model is trained on."""
+
+    corpora: tuple[CorpusConfig, ...] = (CorpusConfig(name="tiny-python"),)
+    """The mixture."""
+
+    vocab_size: int = 2048
+    """Of the byte-level BPE that is trained on the mixture."""
+
+    tokenizer_documents: int = 4000
+    """Documents that the tokenizer is trained on, shared out as the mixture is."""
+
+    tokens: int | None = None
+    """Distinct training tokens; None is as many as training sees."""
+
+    seed: int = 0
+    """Of the generated text and the order of documents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A run: data, model, training, and the constraint on its weights if it has one."""
+
+    name: str
+    data: DataConfig
+    model: ModelConfig
+    train: TrainConfig
+    sparsity: SparsityConfig | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run's data: the tokenizer, the training shard and a validation shard for each corpus."""
+
+    tokenizer: Tokenizer
+    train: Shard
+    validation: dict[str, Shard]
+
+
+def make_tokenizer(data: DataConfig) -> Tokenizer:
+    """The tokenizer that `data` describes."""
+    weight = sum(c.weight for c in data.corpora)
+    texts = [
+        islice(documents(c.name, "train", seed=data.seed), round(data.tokenizer_documents * c.weight / weight))
+        for c in data.corpora
+    ]
+    return train_tokenizer(chain.from_iterable(texts), data.vocab_size)
+
+
+def prepare_data(recipe: Recipe, *, progress: Callable[[int, int], None] | None = None) -> Prepared:
+    """Tokenizer and token shards of a recipe, from the cache where they were made before."""
+    data = recipe.data
+    tokenizer = make_tokenizer(data)
+    shard = prepare(
+        [(c.name, c.weight) for c in data.corpora],
+        tokenizer,
+        data.tokens or recipe.train.tokens + recipe.train.seq_len + 1,
+        "train",
+        seed=data.seed,
+        progress=progress,
+    )
+    validation = {
+        c.name: prepare(
+            [(c.name, 1.0)], tokenizer, 2 * recipe.train.validation_tokens, "validation", seed=data.seed
+        )
+        for c in data.corpora
+    }
+    return Prepared(tokenizer, shard, validation)
+
+
+def run(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    resume: bool = False,
+    tensorboard: bool = False,
+    prepared: Prepared | None = None,
+) -> Trained:
+    """Train what `recipe` says into the directory `out`."""
+    prepared = prepared or prepare_data(recipe)
+    model = Transformer(recipe.model, seed=recipe.train.seed, device=device)
+    return train(
+        model,
+        recipe.train,
+        prepared.train.tokens,
+        out,
+        constraint=Projection(model, recipe.sparsity) if recipe.sparsity else None,
+        validation={name: shard.tokens for name, shard in prepared.validation.items()},
+        tokenizer=prepared.tokenizer,
+        recipe=asdict(recipe),
+        resume=resume,
+        tensorboard=tensorboard,
+        label=recipe.name,
+    )

@@ -1,0 +1,138 @@
+"""The L0 constraint: after each step every matrix keeps its largest magnitudes, an exact number of them.
+
+Weight-sparse transformers, section 2.1 and A.2.
+"""
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+# Parameters whose rows or columns are neurons or attention channels: the axis that holds one unit's weights.
+UNIT_AXIS = {"attn.qkv.weight": 1, "attn.proj.weight": 0, "mlp.fc.weight": 1, "mlp.proj.weight": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityConfig:
+    """How many weights stay, and on what schedule."""
+
+    fraction: float
+    """The fraction of each matrix and bias that is nonzero in the end."""
+
+    anneal_start: float = 0.01
+    """Where in training the fraction begins to fall from 1."""
+
+    anneal_end: float = 0.5
+    """Where in training it reaches `fraction`; equal to `anneal_start` is no annealing."""
+
+    alive: int = 4
+    """The least number of nonzeros of a neuron or attention channel, where the budget allows it."""
+
+    sharkfin: bool = True
+    """Whether the learning rate is multiplied by sqrt(fraction / current fraction) (Figure 11)."""
+
+    dense: tuple[str, ...] = ("bigram", "*.sink", "*norm*", "wpe.*")
+    """Parameters (patterns of names) that stay dense."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "dense", tuple(self.dense))
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be in (0, 1], got {self.fraction}")
+        if not 0 <= self.anneal_start <= self.anneal_end <= 1:
+            raise ValueError(
+                f"need 0 <= anneal_start <= anneal_end <= 1, got {self.anneal_start} and {self.anneal_end}"
+            )
+        if self.alive < 0:
+            raise ValueError(f"alive must be 0 or more, got {self.alive}")
+
+    def at(self, progress: float) -> float:
+        """The fraction at a `progress` of training in 0..1: linear from 1 to the target."""
+        if progress >= self.anneal_end:
+            return self.fraction
+        span = self.anneal_end - self.anneal_start
+        through = min(1.0, max(0.0, (progress - self.anneal_start) / span))
+        return 1 + (self.fraction - 1) * through
+
+
+def top_mask(
+    weight: Float[Tensor, "*shape"], k: int, *, alive: int = 0, axis: int | None = None
+) -> Bool[Tensor, "*shape"]:
+    """Which `k` entries of `weight` stay: the largest magnitudes, after each unit's own largest `alive`.
+
+    A unit's weights lie along `axis`. Where k is too small for `alive` of every unit, each gets k // units.
+    """
+    if not 0 <= k <= weight.numel():
+        raise ValueError(f"k must be in 0..{weight.numel()}, got {k}")
+    magnitude = weight.detach().abs()
+    if axis is not None and alive:
+        units = weight.numel() // weight.shape[axis]
+        each = min(alive, k // units, weight.shape[axis])
+        if each:
+            magnitude.scatter_(axis, magnitude.topk(each, dim=axis, sorted=False).indices, torch.inf)
+    mask = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
+    mask[magnitude.flatten().topk(k, sorted=False).indices] = True
+    return mask.view_as(weight)
+
+
+def unit_axis(name: str) -> int | None:
+    """The axis along which the parameter `name` holds one neuron's or attention channel's weights."""
+    return next((axis for suffix, axis in UNIT_AXIS.items() if name.endswith(suffix)), None)
+
+
+class Projection:
+    """Keeps a model's weights on the L0 constraint; what the training loop calls after each optimiser step."""
+
+    def __init__(self, model: nn.Module, config: SparsityConfig):
+        self.config = config
+        self.parameters = {
+            name: p
+            for name, p in model.named_parameters()
+            if not any(fnmatch(name, pattern) for pattern in config.dense)
+        }
+        self.masks = {name: p.detach() != 0 for name, p in self.parameters.items()}
+        self.churned = 0.0
+
+    def lr_factor(self, progress: float) -> float:
+        """What the learning rate is multiplied by."""
+        return (self.config.fraction / self.config.at(progress)) ** 0.5 if self.config.sharkfin else 1.0
+
+    @torch.no_grad()
+    def apply(self, progress: float) -> None:
+        """Zero all but the largest weights of every constrained parameter."""
+        fraction = self.config.at(progress)
+        if fraction >= 1:
+            return
+        changed = total = 0
+        for name, p in self.parameters.items():
+            mask = top_mask(p, round(fraction * p.numel()), alive=self.config.alive, axis=unit_axis(name))
+            p.masked_fill_(~mask, 0.0)
+            changed, total = changed + (mask & ~self.masks[name]).sum(), total + mask.sum()
+            self.masks[name] = mask
+        self.churned = changed / total
+
+    def metrics(self) -> dict[str, float]:
+        """Share of nonzero weights, of weights that the last step revived, and of neurons and channels without any."""
+        return {
+            "nonzero": nonzero_fraction(self.parameters),
+            "churn": float(self.churned),
+            "dead": dead_fraction(self.parameters),
+        }
+
+
+def nonzero_fraction(parameters: dict[str, Tensor]) -> float:
+    """The share of entries that are not zero."""
+    total = sum(p.numel() for p in parameters.values())
+    return sum(int(p.count_nonzero()) for p in parameters.values()) / total
+
+
+def dead_fraction(parameters: dict[str, Tensor]) -> float:
+    """The share of neurons and attention channels that read nothing or write nothing."""
+    dead = total = 0
+    for name, p in parameters.items():
+        axis = unit_axis(name)
+        if axis is not None:
+            empty = (p != 0).sum(axis) == 0
+            dead, total = dead + int(empty.sum()), total + empty.numel()
+    return dead / max(1, total)

@@ -1,0 +1,241 @@
+"""One step and one loop for every family: dense, sparse and parity."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from pellucid.core.checkpoint import find_checkpoint, load_metadata, load_model, save_model
+from pellucid.core.taps import Recorder
+from pellucid.core.transformer import Transformer
+from pellucid.data.batches import TokenBatches
+from pellucid.training import distributed
+from pellucid.training.config import TrainConfig
+from pellucid.training.log import RunLog
+from pellucid.training.objective import Objective
+from pellucid.training.optim import kurtosis, make_optimizer, scale_gradients
+from pellucid.training.schedules import warmup_decay
+from pellucid.training.state import load_state, pack_state
+from pellucid.training.progress import StepProgress
+
+
+class Constraint(Protocol):
+    """What a family adds to training: a learning-rate factor, and a projection after each step."""
+
+    def lr_factor(self, progress: float) -> float: ...
+
+    def apply(self, progress: float) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+
+class Interrupted(Exception):
+    """Training was stopped by a signal, after it had written a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a finished run gives: the model, its validation loss in nats per corpus, and how fast it went."""
+
+    model: Transformer
+    validation: dict[str, float]
+    tokens: int
+    seconds: float
+
+
+class Step:
+    """One optimiser step: forward, backward, gradient rule, AdamW, constraint."""
+
+    def __init__(self, model: Transformer, config: TrainConfig, constraint: Constraint | None = None):
+        self.model, self.config, self.constraint = model, config, constraint
+        self.optimizer = make_optimizer(model, config)
+        objective: nn.Module = distributed.wrap(Objective(model))
+        self.objective = torch.compile(objective) if config.compile else objective
+
+    def learning_rate(self, step: int) -> float:
+        """Peak times schedule times the constraint's factor."""
+        c = self.config
+        lr = c.lr * warmup_decay(step, c.steps, warmup=c.warmup, final=c.final_lr)
+        return lr * (self.constraint.lr_factor((step + 1) / c.steps) if self.constraint else 1.0)
+
+    def __call__(self, step: int, windows: Tensor) -> tuple[Tensor, Tensor]:
+        """Train on token windows (b, t + 1); returns (cross-entropy, gradient RMS before it was scaled)."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate(step)
+        with autocast(self.config, windows.device):
+            loss, nll = self.objective(windows)
+        loss.backward()
+        rms = scale_gradients(self.model.parameters(), self.config)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.constraint is not None:
+            self.constraint.apply((step + 1) / self.config.steps)
+        return nll.detach(), rms
+
+
+def train(
+    model: Transformer,
+    config: TrainConfig,
+    data: Any,
+    out: str | Path,
+    *,
+    constraint: Constraint | None = None,
+    validation: Mapping[str, Any] | None = None,
+    tokenizer: Tokenizer | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    label: str = "train",
+    stop_after: int | None = None,
+) -> Trained:
+    """Train `model` on `data` (token ids, memory-mapped or not) and leave `out/checkpoint` and `out/log.jsonl`.
+
+    `validation` maps a corpus' name to its token ids. With `resume`, a run in `out` goes on where its last checkpoint
+    stood, and ends bit for bit as if it had not stopped (on a CPU). An interrupt or termination signal, or reaching
+    `stop_after` steps, writes a checkpoint and raises `Interrupted`. Under `torchrun` all ranks share each batch.
+    Raises `ValueError` if `out` holds a run and `resume` is off, or another run's.
+    """
+    out, validation = Path(out), dict(validation or {})
+    description = {"train": asdict(config), "recipe": dict(recipe or {})}
+    with distributed.process_group():
+        start, seconds = begin(model, out, description, resume)
+        step = Step(model, config, constraint)
+        if start:
+            load_state(find_checkpoint(out) / "train_state", model, step.optimizer)
+        batches = TokenBatches(
+            data, config.batch_size, config.seq_len, seed=config.seed, rank=distributed.rank(), world_size=distributed.size()
+        )
+        log = RunLog(out, start, tensorboard=tensorboard)
+        losses: dict[str, float] = {}
+
+        def save(done: int) -> None:
+            metadata = {**description, "step": done, "tokens": done * config.batch_size * config.seq_len,
+                        "seconds": seconds, "validation": losses}  # fmt: skip
+            if distributed.rank() == 0:
+                save_model(model, out / "checkpoint", tokenizer=tokenizer, metadata=metadata,
+                           extra=pack_state(model, step.optimizer))  # fmt: skip
+            distributed.barrier()
+
+        tokens_a_step = config.batch_size * config.seq_len
+        with stop_signals() as stopped, StepProgress(label, config.steps, start) as bar, matmul_precision(config, model):
+            for number in range(start, config.steps):
+                began = time.perf_counter()
+                nll, rms = step(number, batches.at(number).to(model.device))
+                seconds += time.perf_counter() - began
+                done, last = number + 1, number + 1 == config.steps
+                if done % config.log_every == 0 or last:
+                    loss = distributed.mean(nll).item()
+                    rate = tokens_a_step / (time.perf_counter() - began)
+                    log.write(done, tokens=done * tokens_a_step, loss=loss, lr=step.learning_rate(number),
+                              gradient_rms=rms.item(), tokens_per_second=round(rate),
+                              **(constraint.metrics() if constraint else {}))  # fmt: skip
+                    bar.show(loss=loss)
+                bar.advance(tokens_a_step)
+                if validation and (last or (config.validate_every and done % config.validate_every == 0)):
+                    losses = {name: evaluate(model, tokens, config) for name, tokens in validation.items()}
+                    log.write(done, **{f"validation/{name}": loss for name, loss in losses.items()},
+                              kurtosis=residual_kurtosis(model, next(iter(validation.values())), config))  # fmt: skip
+                    bar.show(validation=sum(losses.values()) / len(losses))
+                halt = distributed.any_of(stopped.is_set()) or done == stop_after
+                if last or halt or (config.checkpoint_every and done % config.checkpoint_every == 0):
+                    save(done)
+                if halt and not last:
+                    raise Interrupted(f"stopped at step {done} of {config.steps}; {out / 'checkpoint'} can be resumed")
+    if start >= config.steps:
+        losses = load_metadata(out)["validation"]
+    return Trained(model, losses, config.tokens, seconds)
+
+
+def begin(model: Transformer, out: Path, description: dict[str, Any], resume: bool) -> tuple[int, float]:
+    """The step that a run in `out` starts at and the seconds it has taken; loads the weights of a resumed one."""
+    try:
+        found = find_checkpoint(out)
+    except ValueError:
+        return 0, 0.0
+    if not resume:
+        raise ValueError(f"{out} already holds a run; resume it, or choose another directory")
+    metadata = load_metadata(found)
+    before, now = (json.loads(json.dumps({k: d.get(k) for k in description})) for d in (metadata, description))
+    if before != now:
+        different = sorted(
+            f"{part}.{key}"
+            for part in now
+            for key in {*(before[part] or {}), *now[part]}
+            if (before[part] or {}).get(key) != now[part].get(key)
+        )
+        raise ValueError(f"{out} holds another run: {', '.join(different)} differ")
+    model.load_state_dict(load_model(found, device=model.device).state_dict())
+    return metadata["step"], metadata["seconds"]
+
+
+def autocast(config: TrainConfig, device: torch.device):
+    """bfloat16 autocast where `config.precision` and the hardware have it."""
+    if use_bfloat16(config, device):
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def use_bfloat16(config: TrainConfig, device: torch.device) -> bool:
+    """Whether training runs in bfloat16: as said, or under "auto" where the hardware is fast at it."""
+    if config.precision != "auto":
+        return config.precision == "bfloat16"
+    if device.type == "cpu":
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return device.type == "cuda" and torch.cuda.is_bf16_supported()
+
+
+@contextmanager
+def matmul_precision(config: TrainConfig, model: Transformer) -> Iterator[None]:
+    """Medium float32 matmul precision under "auto" where there is no bfloat16; as it was afterwards."""
+    before = torch.get_float32_matmul_precision()
+    if config.precision == "auto" and not use_bfloat16(config, model.device):
+        torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@torch.no_grad()
+def evaluate(model: Transformer, tokens: Any, config: TrainConfig) -> float:
+    """Mean cross-entropy in nats on the first `validation_tokens` of `tokens`, in float32; ranks share the work."""
+    rows = max(1, min(config.validation_tokens, len(tokens) - 1) // config.seq_len)
+    batches = TokenBatches(tokens, min(rows, config.batch_size), config.seq_len, seed=0)
+    n = max(1, rows // batches.batch_size)
+    objective, total = Objective(model), torch.zeros((), device=model.device, dtype=torch.float64)
+    for i in range(distributed.rank(), n, distributed.size()):
+        total += objective(batches.at(i).to(model.device))[1]
+    return (distributed.sum_of(total) / n).item()
+
+
+@torch.no_grad()
+def residual_kurtosis(model: Transformer, tokens: Any, config: TrainConfig) -> float:
+    """Figure 10's statistic of the final residual stream on a few sequences."""
+    recorder = Recorder({"final"})
+    windows = TokenBatches(tokens, 4, config.seq_len, seed=0).at(0)
+    model(windows[:, :-1].to(model.device), tap=recorder)
+    return kurtosis(recorder.values["final"])
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that interrupt and termination signals set, instead of ending the process in mid-step."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    old = {s: signal.signal(s, lambda *_: event.set()) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for s, handler in old.items():
+            signal.signal(s, handler)

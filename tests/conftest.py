@@ -1,0 +1,8 @@
+"""Shapes that jaxtyping names are checked at these public edges; compiled code is left alone."""
+
+from jaxtyping import install_import_hook
+
+install_import_hook(
+    ["pellucid.core.edges", "pellucid.kernels.abs_topk", "pellucid.sparse.projection", "pellucid.tasks"],
+    "beartype.beartype",
+)
