@@ -2,7 +2,9 @@
 
 from jaxtyping import install_import_hook
 
+from tests import typecheck  # noqa: F401  the hook looks it up by name
+
 install_import_hook(
     ["pellucid.core.edges", "pellucid.kernels.abs_topk", "pellucid.sparse.projection", "pellucid.tasks"],
-    "beartype.beartype",
+    "tests.typecheck.check",
 )

@@ -64,7 +64,8 @@ def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Tran
         raise ValueError(f"{path / 'model.safetensors'} lacks {', '.join(missing)}")
     if surplus := sorted(have - want.keys()):
         raise ValueError(f"{path / 'model.safetensors'} has {', '.join(surplus)}, which the config does not")
-    for name, tensor in weights.items():
+    for name in want:
+        tensor = weights[name]
         if tensor.shape != want[name].shape:
             raise ValueError(
                 f"{path / 'model.safetensors'}: {name} has shape {tuple(tensor.shape)}, "
@@ -72,17 +73,6 @@ def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Tran
             )
     model.load_state_dict(weights)
     return model.to(pick_device(device))
-
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer stored with the model in `path`."""
-    file = find_checkpoint(path) / "tokenizer.json"
-    if not file.exists():
-        raise ValueError(f"{file} does not exist: this model was saved without a tokenizer")
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises a bare Exception
-        raise ValueError(f"{file} is damaged: {error}") from None
 
 
 def load_metadata(path: str | Path) -> dict[str, Any]:

@@ -77,7 +77,11 @@ def matrices(model: Transformer) -> list[tuple[str, str, Tensor]]:
         if block.attn is not None:
             name = f"{number}.attn"
             q, k, v = block.attn.qkv.weight.split(block.attn.width)
-            out += [(f"{name}.in", f"{name}.q", q), (f"{name}.in", f"{name}.k", k), (f"{name}.in", f"{name}.v", v)]
+            out += [
+                (f"{name}.in", f"{name}.q", q),
+                (f"{name}.in", f"{name}.k", k),
+                (f"{name}.in", f"{name}.v", v),
+            ]
             out.append((f"{name}.v", f"{name}.out", block.attn.proj.weight))
         if block.mlp is not None:
             name = f"{number}.mlp"
@@ -88,9 +92,7 @@ def matrices(model: Transformer) -> list[tuple[str, str, Tensor]]:
 
 def count_edges(model: Transformer, kept: Mapping[str, Tensor]) -> int:
     """The number of nonzero weights between kept nodes; `kept[site]` is a bool mask (width,)."""
-    return sum(
-        int((w[kept[reader]][:, kept[writer]] != 0).sum()) for writer, reader, w in matrices(model)
-    )
+    return sum(int((w[kept[reader]][:, kept[writer]] != 0).sum()) for writer, reader, w in matrices(model))
 
 
 def channel_circuit(
@@ -98,13 +100,19 @@ def channel_circuit(
 ) -> Circuit:
     """The circuit of the kept channels: `kept[site]` is a bool mask (width,) for every node site."""
     nodes = tuple(
-        Node(site=site, channel=c) for site in node_sites(model.config) for c in kept[site].nonzero()[:, 0].tolist()
+        Node(site=site, channel=c)
+        for site in node_sites(model.config)
+        for c in kept[site].nonzero()[:, 0].tolist()
     )
     edges = []
     for writer, reader, weight in matrices(model):
         between = (weight != 0) & kept[reader][:, None] & kept[writer][None]
         edges += [
-            Edge(writer=Node(site=writer, channel=w), reader=Node(site=reader, channel=r), weight=weight[r, w].item())
+            Edge(
+                writer=Node(site=writer, channel=w),
+                reader=Node(site=reader, channel=r),
+                weight=weight[r, w].item(),
+            )
             for r, w in between.nonzero().tolist()
         ]
     return Circuit(task=task, model=model_hash, nodes=nodes, edges=tuple(edges), **fields)

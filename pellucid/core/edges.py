@@ -29,7 +29,9 @@ class EdgeTable:
 def edge_table(config: ModelConfig) -> EdgeTable:
     """All residual-path edges of a model. A `ValueError` where the residual stream is not a plain sum."""
     if config.residual_activation != "identity" or config.keeps("resid.mid") or config.keeps("resid.post"):
-        raise ValueError("edges need a residual stream that is a plain sum: it has a residual activation or AbsTopK here")
+        raise ValueError(
+            "edges need a residual stream that is a plain sum: it has a residual activation or AbsTopK here"
+        )
     writers: list[tuple[str, int | None]] = [("embed", None)]
     readers: list[tuple[str, int | None]] = []
     before: list[int] = []

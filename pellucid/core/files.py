@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def write_atomic(path: str | Path, data: bytes | str) -> None:
+def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write `data` to `path`; a crash leaves the old file or the new one, never half of one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def write_atomic(path: str | Path, data: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: str | Path) -> Iterator[Path]:
+def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A fresh directory to fill, which takes the place of `path` when the block ends without an error.
 
     The directory that was there stays whole until then, and can be found by `recover` after a crash in between.
@@ -52,7 +52,7 @@ def atomic_directory(path: str | Path) -> Iterator[Path]:
         raise
 
 
-def recover(path: str | Path) -> None:
+def recover(path: str | os.PathLike[str]) -> None:
     """If a crash left `path` moved aside and nothing in its place, move it back."""
     path, old = Path(path), _old(Path(path))
     if old.exists():

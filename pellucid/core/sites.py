@@ -84,7 +84,9 @@ def check_sites(sites: frozenset[str], config: ModelConfig) -> None:
     for name in sorted(sites):
         shared = name.rsplit(".", 2)[0] + ".in"
         if name.endswith((".q.read", ".k.read", ".v.read")) and shared in sites:
-            raise ValueError(f"{shared!r} and {name!r} cannot be tapped in one run: the reader has its own copy")
+            raise ValueError(
+                f"{shared!r} and {name!r} cannot be tapped in one run: the reader has its own copy"
+            )
 
 
 def node_sites(config: ModelConfig) -> dict[str, int]:
@@ -93,6 +95,11 @@ def node_sites(config: ModelConfig) -> dict[str, int]:
     for name, site in model_sites(config).items():
         if site.node:
             layer = config.layers[int(name.split(".")[0])]
-            sizes = {"b t d": config.d_model, "b t d+p": config.d_read, "b t a": layer.d_attn, "b t n": layer.d_mlp}
+            sizes = {
+                "b t d": config.d_model,
+                "b t d+p": config.d_read,
+                "b t a": layer.d_attn,
+                "b t n": layer.d_mlp,
+            }
             widths[name] = sizes[site.shape]
     return widths

@@ -5,7 +5,9 @@ Shapes and sites are in `sites.py`; `tests/core` checks what is promised there.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +103,9 @@ class Sublayer(nn.Module):
 
 class Attention(Sublayer):
     """softmax(q k^T) v, with per-head sinks, from what it reads to what it writes."""
+
+    slots: Tensor
+    scales: Tensor
 
     def __init__(self, config: ModelConfig, number: int, layer: LayerConfig):
         super().__init__(config, number)
@@ -232,6 +237,8 @@ class Transformer(nn.Module):
     `model(tokens) -> logits`; `outputs` also gives the auxiliary loss. `embed`, `blocks` and `unembed` are public.
     """
 
+    sinusoids: Tensor
+
     def __init__(self, config: ModelConfig, *, seed: int = 0, device: str | torch.device = "auto"):
         super().__init__()
         self.config = config
@@ -249,7 +256,8 @@ class Transformer(nn.Module):
             self.wpe = nn.Embedding(config.n_ctx, d_position)
         elif config.positions == "sinusoidal":
             self.register_buffer("sinusoids", sinusoids(config.n_ctx, d_position), persistent=False)
-        self.blocks = nn.ModuleList(Block(config, i, layer) for i, layer in enumerate(config.layers))
+        blocks = nn.ModuleList(Block(config, i, layer) for i, layer in enumerate(config.layers))
+        self.blocks = cast(Sequence[Block], blocks)
         self.norm = Norm(config, config.d_model)
         tied = config.tied_embeddings
         self.head = None if tied else nn.Linear(config.d_model, config.d_vocab_out, bias=False)
@@ -281,6 +289,11 @@ class Transformer(nn.Module):
     def device(self) -> torch.device:
         return self.wte.weight.device
 
+    @property
+    def unembedding(self) -> Tensor:
+        """(v, d): the embedding where it is tied."""
+        return self.wte.weight if self.head is None else self.head.weight
+
     def positions(self, real: Tensor | None, start: int, t: int) -> Tensor | None:
         """(b or 1, t, p) position vectors of the `t` tokens from `start` on; only real tokens count."""
         if self.config.positions == "none":
@@ -302,7 +315,7 @@ class Transformer(nn.Module):
         """Residual stream (b, t, d) -> logits (b, t, v); the bigram table needs the `tokens` (b, t)."""
         run = run or Run()
         x = self.norm(run.at("final.read", run.at("final", x)))
-        logits = F.linear(x, self.wte.weight) if self.head is None else self.head(x)
+        logits = F.linear(x, self.unembedding)
         if self.logits_bias is not None:
             logits = logits + self.logits_bias
         if self.bigram is not None and tokens is not None:
@@ -310,7 +323,12 @@ class Transformer(nn.Module):
         return run.at("logits", logits)
 
     def forward(
-        self, tokens: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None, tap: Tap | None = None
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
     ) -> Tensor:
         """tokens (b, t) -> logits (b, t, v). `mask` (b, t) marks real tokens; padding is never attended to.
 
@@ -320,7 +338,12 @@ class Transformer(nn.Module):
         return self.outputs(tokens, mask=mask, cache=cache, tap=tap)[0]
 
     def outputs(
-        self, tokens: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None, tap: Tap | None = None
+        self,
+        tokens: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        tap: Tap | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, and the sum of the layers' auxiliary losses."""
         start = 0 if cache is None else cache.length

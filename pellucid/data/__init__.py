@@ -4,7 +4,7 @@ from pellucid.data.batches import TokenBatches
 from pellucid.data.corpora import documents
 from pellucid.data.prepare import cache_root, prepare
 from pellucid.data.shards import Shard, build_shard
-from pellucid.data.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer, train_tokenizer
+from pellucid.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
 __all__ = [
     "END_OF_TEXT",
@@ -15,6 +15,5 @@ __all__ = [
     "documents",
     "load_tokenizer",
     "prepare",
-    "save_tokenizer",
     "train_tokenizer",
 ]

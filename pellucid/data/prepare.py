@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -38,7 +39,8 @@ def prepare(
     """A shard of `n_tokens` tokens of the corpora in `mixture` (name, weight), interleaved by weight in tokens.
 
     Kept in `cache_dir` (default: `cache_root()`) under a hash of everything that it depends on. A corpus that ends
-    starts again, with a warning. Raises ValueError for an unknown corpus, an empty one, or a weight that is not positive.
+    starts again, with a warning that says how often.
+    Raises ValueError for an unknown corpus, one without text, or a weight that is not positive.
     """
     if not mixture or any(not weight > 0 for _, weight in mixture):
         raise ValueError(f"a mixture needs corpora with positive weights, not {list(mixture)}")
@@ -46,9 +48,18 @@ def prepare(
     key = blake2b(json.dumps(source, sort_keys=True).encode(), digest_size=12).hexdigest()
     path = Path(cache_dir or cache_root()) / "shards" / f"{split}-{key}"
     if path.exists():
-        return Shard.open(path)
-    stream = _interleaved(mixture, tokenizer, split, seed)
-    return write_shard(stream, tokenizer.get_vocab_size(), n_tokens, path, source=source, progress=progress)
+        shard = Shard.open(path)
+    else:
+        source["passes"] = passes = Counter()  # counted while the shard is written, before its meta is
+        stream = _interleaved(mixture, tokenizer, split, seed, passes)
+        shard = write_shard(
+            stream, tokenizer.get_vocab_size(), n_tokens, path, source=source, progress=progress
+        )
+    for corpus, n_passes in shard.meta["source"]["passes"].items():
+        if n_passes > 1:
+            message = f"corpus {corpus!r} ({split}) is too small for its share: it was begun {n_passes} times"
+            warnings.warn(message, stacklevel=2)
+    return shard
 
 
 def _source(mixture: Mixture, tokenizer: Tokenizer, n_tokens: int, split: str, seed: int) -> dict[str, Any]:
@@ -73,9 +84,11 @@ def _state(corpus: str) -> Any:
     return [[path.as_posix(), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
 
-def _interleaved(mixture: Mixture, tokenizer: Tokenizer, split: str, seed: int) -> Iterator[list[int]]:
+def _interleaved(
+    mixture: Mixture, tokenizer: Tokenizer, split: str, seed: int, passes: Counter[str]
+) -> Iterator[list[int]]:
     """Documents without end; the next one is from the corpus that is furthest behind its share."""
-    streams = [_repeated(corpus, tokenizer, split, seed) for corpus, _ in mixture]
+    streams = [_repeated(corpus, tokenizer, split, seed, passes) for corpus, _ in mixture]
     shares = [0.0] * len(mixture)
     while True:
         behind = min(range(len(mixture)), key=shares.__getitem__)
@@ -84,17 +97,14 @@ def _interleaved(mixture: Mixture, tokenizer: Tokenizer, split: str, seed: int) 
         yield document
 
 
-def _repeated(corpus: str, tokenizer: Tokenizer, split: str, seed: int) -> Iterator[list[int]]:
-    passes = 0
+def _repeated(
+    corpus: str, tokenizer: Tokenizer, split: str, seed: int, passes: Counter[str]
+) -> Iterator[list[int]]:
     while True:
         n_documents = 0
         for document in encoded(documents(corpus, split, seed=seed), tokenizer):
-            if passes and not n_documents:
-                warnings.warn(
-                    f"corpus {corpus!r} ({split}) has ended: pass {passes + 1} begins", stacklevel=2
-                )
+            passes[corpus] += not n_documents
             n_documents += 1
             yield document
         if not n_documents:
             raise ValueError(f"corpus {corpus!r} has no documents in the split {split!r}")
-        passes += 1

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from pellucid.core.files import atomic_directory
 from pellucid.data.tokenizer import end_of_text_id
 
 FORMAT = 1
@@ -49,10 +48,9 @@ class Shard:
             tokens = np.load(token_file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise _damaged(token_file, str(error)) from error
-        if (len(tokens), tokens.dtype.name) != expected[:2]:
-            raise _damaged(
-                token_file, f"it holds {len(tokens)} {tokens.dtype.name}, not {expected[0]} {expected[1]}"
-            )
+        if tokens.shape != (expected[0],) or tokens.dtype.name != expected[1]:
+            found = f"{tokens.dtype.name} {tokens.shape}"
+            raise _damaged(token_file, f"it holds {found}, not {expected[1]} ({expected[0]},)")
         if _digest(tokens) != expected[2]:
             raise _damaged(token_file, "its content has changed since it was written")
         return cls(path, tokens, meta)
@@ -105,15 +103,12 @@ def write_shard(
     """
     if n_tokens < 1:
         raise ValueError(f"n_tokens must be at least 1, not {n_tokens}")
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
+    with atomic_directory(path) as fresh:
         dtype = np.uint16 if vocab_size <= np.iinfo(np.uint16).max else np.uint32
-        count = _write_tokens(temporary / "tokens.npy", n_tokens, dtype, documents, progress)
+        count = _write_tokens(fresh / "tokens.npy", n_tokens, dtype, documents, progress)
         if not count:
             raise ValueError(f"no documents to build the shard {path} from")
-        tokens = np.load(temporary / "tokens.npy", mmap_mode="r", allow_pickle=False)
+        tokens = np.load(fresh / "tokens.npy", mmap_mode="r", allow_pickle=False)
         meta = {
             "format": FORMAT,
             "count": count,
@@ -121,12 +116,7 @@ def write_shard(
             "blake2b": _digest(tokens),
             "source": source or {},
         }
-        (temporary / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
-        for name in ("tokens.npy", "meta.json"):
-            _sync(temporary / name)
-        _publish(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        (fresh / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
     return Shard.open(path)
 
 
@@ -154,20 +144,3 @@ def _write_tokens(
     else:
         tokens.flush()
     return done
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _publish(temporary: Path, path: Path) -> None:
-    """Renames a complete directory to its place; what was there before goes away only when that worked."""
-    temporary.chmod(0o755)
-    try:
-        os.replace(temporary, path)
-    except OSError:  # a directory with files in it cannot be replaced in one step
-        old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        os.replace(path, old)
-        os.replace(temporary, path)
-        shutil.rmtree(old)

@@ -1,7 +1,6 @@
 """A byte-level BPE tokenizer for code, whose tokens never straddle the places where the tasks ask a question."""
 
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -61,23 +60,8 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
     return token
 
 
-def save_tokenizer(tokenizer: Tokenizer, path: str | os.PathLike) -> None:
-    """Writes the tokenizer's JSON to `path` at once or not at all."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(tokenizer.to_str())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
 def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
-    """The tokenizer saved at `path`; raises ValueError naming the file if it holds none."""
+    """The tokenizer in the JSON file `path`; raises ValueError naming the file if it holds none."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         tokenizer = Tokenizer.from_str(text)

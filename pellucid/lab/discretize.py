@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pellucid.core.transformer import Transformer
-from pellucid.lab.ablate import answer_logits, keep_only
+from pellucid.lab.ablate import keep_only, last_logits_by_length
 from pellucid.tasks.task import Batch, Task
 
 
@@ -88,7 +88,7 @@ def discretize(
     def probe(k: int) -> Discretized:
         if k not in seen:
             kept = top_nodes(scores, k)
-            logits = answer_logits(model, batch, keep_only(kept, means))
+            logits = last_logits_by_length(model, batch, keep_only(kept, means))
             calibration = calibrate(task, logits[fit], batch.select(fit).last())
             loss = calibrated_loss(task, logits[score], batch.select(score).last(), calibration)
             seen[k] = Discretized(kept, loss, loss <= target, calibration)

@@ -16,7 +16,9 @@ from pellucid.data.batches import TokenBatches
 
 
 @torch.no_grad()
-def node_means(model: Transformer, tokens, *, n_tokens: int = 262_144, seq_len: int = 128) -> dict[str, Tensor]:
+def node_means(
+    model: Transformer, tokens, *, n_tokens: int = 262_144, seq_len: int = 128
+) -> dict[str, Tensor]:
     """The mean of every node over pretraining `tokens`: (width,) for each node site, over tokens and positions.
 
     A node's value is what leaves its site, after AbsTopK. Weight-sparse transformers, section 2.2.
@@ -44,5 +46,7 @@ def stored_means(path: str | Path, model: Transformer, tokens, **options) -> dic
     except (OSError, SafetensorError):
         pass  # absent or damaged: they are computed anew
     means = node_means(model, tokens, **options)
-    write_atomic(file, save({s: m.cpu().contiguous() for s, m in means.items()}, metadata={"model": model_hash}))
+    write_atomic(
+        file, save({s: m.cpu().contiguous() for s, m in means.items()}, metadata={"model": model_hash})
+    )
     return means

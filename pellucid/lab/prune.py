@@ -3,8 +3,9 @@
 Weight-sparse transformers, A.5. Masks of several tries are learned at once, stacked on the batch axis.
 """
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -14,9 +15,19 @@ from pellucid.core.circuit import Circuit, channel_circuit, count_edges
 from pellucid.core.sites import node_sites
 from pellucid.core.taps import Mask
 from pellucid.core.transformer import Transformer
-from pellucid.lab.ablate import answer_logits, keep_only, random_others, remove, task_loss
-from pellucid.lab.discretize import Calibration, Discretized, calibrated_loss, discretize
-from pellucid.tasks.task import Task
+from pellucid.lab.ablate import (
+    keep_only,
+    last_logits,
+    last_logits_by_length,
+    random_others,
+    remove,
+    task_loss,
+)
+from pellucid.lab.discretize import Discretized, calibrated_loss, discretize
+from pellucid.tasks.task import Batch, Task
+
+STRATA = 4
+"""Each step draws equally from so many lengths of prompt, so that short ones are not padded to the longest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +86,10 @@ class PruneConfig:
         if self.pool < self.pairs:
             raise ValueError(f"pool must be at least pairs = {self.pairs}, got {self.pool}")
 
+    def key(self) -> str:
+        """The whole search as one line of JSON, to tell whether a stored circuit is of the same one."""
+        return json.dumps(asdict(self))
+
 
 class Heaviside(torch.autograd.Function):
     """1 where x > 0, else 0; backward as if it were sigmoid(x / temperature)."""
@@ -103,26 +118,29 @@ def learn_masks(
 ) -> dict[str, Tensor]:
     """Mask parameters (tries, width) for every node site; a node is in the circuit where its parameter is positive."""
     device, tries = model.device, len(config.k_coefs)
-    draw = torch.Generator().manual_seed(seed)
+    noise, draw = (torch.Generator().manual_seed(seed) for _ in range(2))
     pool = task.pairs(config.pool, seed=seed, split="train").to(device)
     tau = {
-        site: (torch.randn(tries, width, generator=draw) * config.init_noise + config.init_bias)
+        site: (torch.randn(tries, width, generator=noise) * config.init_noise + config.init_bias)
         .clamp(-1, 1)
-        .to(device)
+        .to(model.wte.weight)
         .requires_grad_()
         for site, width in node_sites(model.config).items()
     }
     optimizer = torch.optim.AdamW(
         tau.values(), lr=config.lr, betas=(0.9, config.beta2), weight_decay=config.weight_decay
     )
-    k_coef = torch.tensor(config.k_coefs, device=device)
-    rows = 2 * config.pairs
+    k_coef = torch.tensor(config.k_coefs, dtype=model.wte.weight.dtype, device=device)
+    strata = by_length(pool, min(STRATA, config.pairs))
     for step in range(config.steps):
-        pairs = torch.randperm(config.pool, generator=draw)[: config.pairs]
-        batch = pool.select(torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()).repeat(tries)
         gates = {site: Heaviside.apply(t, config.temperature) for site, t in tau.items()}
-        tap = Mask({site: g.repeat_interleave(rows, dim=0)[:, None] for site, g in gates.items()}, means)
-        losses = task.metric(answer_logits(model, batch, tap), batch.last()).view(tries, rows).mean(1)
+        losses = torch.zeros_like(k_coef)
+        for stratum, n in zip(strata, shares(config.pairs, len(strata)), strict=True):
+            pairs = torch.randperm(len(stratum) // 2, generator=draw)[:n].to(device)
+            batch = stratum.select(torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()).repeat(tries)
+            tap = Mask({site: g.repeat_interleave(2 * n, dim=0)[:, None] for site, g in gates.items()}, means)
+            each = task.metric(last_logits(model, batch, tap), batch.last()).view(tries, 2 * n).mean(1)
+            losses = losses + each * n / config.pairs
         size = torch.stack([g.sum(1) for g in gates.values()]).sum(0)
         optimizer.zero_grad(set_to_none=True)
         (losses + k_coef * size).sum().backward()
@@ -137,6 +155,18 @@ def learn_masks(
         if progress is not None:
             progress(loss=losses.mean().item(), nodes=size.mean().item())
     return {site: t.detach() for site, t in tau.items()}
+
+
+def by_length(pool: Batch, n: int) -> list[Batch]:
+    """The pool's pairs in `n` parts of equal size, from short prompts to long ones, each without needless padding."""
+    order = pool.positions[::2].argsort(stable=True)
+    parts = order[: len(order) // n * n].chunk(n)
+    return [pool.select(torch.stack([2 * p, 2 * p + 1], dim=1).flatten()).trimmed() for p in parts]
+
+
+def shares(total: int, n: int) -> list[int]:
+    """`total` in `n` whole parts that differ by one at most."""
+    return [total // n + (i < total % n) for i in range(n)]
 
 
 @torch.no_grad()
@@ -171,7 +201,10 @@ def prune(
         for i in range(len(config.k_coefs))
     ]  # fmt: skip
     edges = [count_edges(model, d.kept) for d in found]
-    best = min(range(len(found)), key=lambda i: (not found[i].reached, edges[i] if found[i].reached else found[i].loss))
+    best = min(
+        range(len(found)),
+        key=lambda i: (not found[i].reached, edges[i] if found[i].reached else found[i].loss),
+    )
     return measure(model, task, means, found[best], config, seed=seed, tries=edges)
 
 
@@ -189,12 +222,10 @@ def measure(
     batch = task.pairs(config.measure, seed=seed, split="test").to(model.device)
     draw = torch.Generator().manual_seed(seed)
     kept = found.kept
-    controls = [
-        task_loss(model, task, batch, remove(random_others(kept, draw), means)) for _ in range(8)
-    ]
+    controls = [task_loss(model, task, batch, remove(random_others(kept, draw), means)) for _ in range(8)]
     everything = {site: torch.ones_like(mask) for site, mask in kept.items()}
     with torch.no_grad():
-        logits = answer_logits(model, batch, keep_only(kept, means))
+        logits = last_logits_by_length(model, batch, keep_only(kept, means))
         rows = torch.arange(len(logits), device=logits.device)
         right, wrong = (logits[rows, 0, batch.answers[:, i]] for i in (0, 1))
     metrics = {
@@ -211,9 +242,9 @@ def measure(
         "edges": count_edges(model, kept),
         "total_nodes": sum(len(mask) for mask in kept.values()),
         "total_edges": count_edges(model, everything),
-        "tries": str(tries),
+        "edges_by_try": ", ".join(map(str, tries)),
         "seed": seed,
-        "steps": config.steps,
+        "search": config.key(),
     }
     return channel_circuit(
         model,
@@ -231,8 +262,9 @@ def token_edges(model: Transformer, kept: Mapping[str, Tensor], read: Tensor, an
     d = model.config.d_model
     reads = torch.stack([m[:d] for site, m in kept.items() if site.endswith(".in")]).any(0)
     writes = torch.stack([m for site, m in kept.items() if site.endswith(".out")]).any(0)
-    head = model.wte.weight if model.head is None else model.head.weight
-    return int((model.wte.weight[read][:, reads] != 0).sum() + (head[answers][:, writes] != 0).sum())
+    return int(
+        (model.wte.weight[read][:, reads] != 0).sum() + (model.unembedding[answers][:, writes] != 0).sum()
+    )
 
 
 def frozen(model: Transformer) -> Transformer:

@@ -1,8 +1,8 @@
 """A recipe: everything a run needs, as data, and how it is run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -39,8 +39,8 @@ class DataConfig:
     vocab_size: int = 2048
     """Of the byte-level BPE that is trained on the mixture."""
 
-    tokenizer_documents: int = 4000
-    """Documents that the tokenizer is trained on, shared out as the mixture is."""
+    tokenizer_characters: int = 2_000_000
+    """Text that the tokenizer is trained on, shared out as the mixture is."""
 
     tokens: int | None = None
     """Distinct training tokens; None is as many as training sees."""
@@ -71,12 +71,21 @@ class Prepared:
 
 def make_tokenizer(data: DataConfig) -> Tokenizer:
     """The tokenizer that `data` describes."""
-    weight = sum(c.weight for c in data.corpora)
-    texts = [
-        islice(documents(c.name, "train", seed=data.seed), round(data.tokenizer_documents * c.weight / weight))
+    total = sum(c.weight for c in data.corpora)
+    texts = (
+        some_text(c.name, round(data.tokenizer_characters * c.weight / total), data.seed)
         for c in data.corpora
-    ]
+    )
     return train_tokenizer(chain.from_iterable(texts), data.vocab_size)
+
+
+def some_text(corpus: str, characters: int, seed: int) -> Iterator[str]:
+    """Training documents of `corpus` until there are so many characters."""
+    for text in documents(corpus, "train", seed=seed):
+        yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
 
 
 def prepare_data(recipe: Recipe, *, progress: Callable[[int, int], None] | None = None) -> Prepared:

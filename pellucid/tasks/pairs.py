@@ -13,10 +13,8 @@ from pellucid.core.errors import unknown
 from pellucid.data.tokenizer import end_of_text_id
 from pellucid.tasks.task import SPLITS, Batch, accuracy, two_way_loss
 
-WORDS = {
-    "train": "train",
-    "test": "validation",
-}  # the split of names and literals that each split of a task draws from
+# Each split of a task draws its names and literals from a split of tiny-python.
+WORDS = {"train": "train", "test": "validation"}
 MIN_DRAWS = 100  # before a high rate of rejected draws is an error
 MAX_REJECTED = 0.95
 

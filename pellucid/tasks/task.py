@@ -1,7 +1,7 @@
 """What a model is asked: a batch of clean and corrupt sequences, and a metric on the logits."""
 
-from dataclasses import dataclass, fields
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,7 +31,25 @@ class Batch:
         """The same batch on another device."""
         return Batch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
+    def select(self, rows: Tensor) -> "Batch":
+        """The rows that an index or a bool mask names."""
+        return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
+    def repeat(self, times: int) -> "Batch":
+        """All rows, so many times over: for as many masks stacked on the batch axis."""
+        return self.select(torch.arange(len(self), device=self.tokens.device).repeat(times))
+
+    def trimmed(self) -> "Batch":
+        """The same rows without the columns that are padding in all of them."""
+        t = int(self.positions.max()) + 1
+        return replace(self, tokens=self.tokens[:, :t], corrupt=self.corrupt[:, :t], mask=self.mask[:, :t])
+
+    def last(self) -> "Batch":
+        """The batch that fits logits of each row's last token alone, (b, 1, v)."""
+        return replace(self, positions=torch.zeros_like(self.positions))
+
+
+@runtime_checkable
 class Task(Protocol):
     """A question with a name; `split` "test" holds names and literals that "train" never does."""
 

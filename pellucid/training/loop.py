@@ -23,13 +23,18 @@ from pellucid.training.config import TrainConfig
 from pellucid.training.log import RunLog
 from pellucid.training.objective import Objective
 from pellucid.training.optim import kurtosis, make_optimizer, scale_gradients
+from pellucid.training.progress import StepProgress
 from pellucid.training.schedules import warmup_decay
 from pellucid.training.state import load_state, pack_state
-from pellucid.training.progress import StepProgress
 
 
 class Constraint(Protocol):
-    """What a family adds to training: a learning-rate factor, and a projection after each step."""
+    """What a family adds to training: a learning-rate factor, and a projection after each step.
+
+    `begin` is called once, when the weights that training starts or resumes from are in place.
+    """
+
+    def begin(self) -> None: ...
 
     def lr_factor(self, progress: float) -> float: ...
 
@@ -111,8 +116,15 @@ def train(
         step = Step(model, config, constraint)
         if start:
             load_state(find_checkpoint(out) / "train_state", model, step.optimizer)
+        if constraint is not None:
+            constraint.begin()
         batches = TokenBatches(
-            data, config.batch_size, config.seq_len, seed=config.seed, rank=distributed.rank(), world_size=distributed.size()
+            data,
+            config.batch_size,
+            config.seq_len,
+            seed=config.seed,
+            rank=distributed.rank(),
+            world_size=distributed.size(),
         )
         log = RunLog(out, start, tensorboard=tensorboard)
         losses: dict[str, float] = {}
@@ -126,7 +138,11 @@ def train(
             distributed.barrier()
 
         tokens_a_step = config.batch_size * config.seq_len
-        with stop_signals() as stopped, StepProgress(label, config.steps, start) as bar, matmul_precision(config, model):
+        with (
+            stop_signals() as stopped,
+            StepProgress(label, config.steps, start) as bar,
+            matmul_precision(config, model),
+        ):
             for number in range(start, config.steps):
                 began = time.perf_counter()
                 nll, rms = step(number, batches.at(number).to(model.device))
@@ -149,7 +165,9 @@ def train(
                 if last or halt or (config.checkpoint_every and done % config.checkpoint_every == 0):
                     save(done)
                 if halt and not last:
-                    raise Interrupted(f"stopped at step {done} of {config.steps}; {out / 'checkpoint'} can be resumed")
+                    raise Interrupted(
+                        f"stopped at step {done} of {config.steps}; {out / 'checkpoint'} can be resumed"
+                    )
     if start >= config.steps:
         losses = load_metadata(out)["validation"]
     return Trained(model, losses, config.tokens, seconds)
@@ -164,7 +182,9 @@ def begin(model: Transformer, out: Path, description: dict[str, Any], resume: bo
     if not resume:
         raise ValueError(f"{out} already holds a run; resume it, or choose another directory")
     metadata = load_metadata(found)
-    before, now = (json.loads(json.dumps({k: d.get(k) for k in description})) for d in (metadata, description))
+    before, now = (
+        json.loads(json.dumps({k: d.get(k) for k in description})) for d in (metadata, description)
+    )
     if before != now:
         different = sorted(
             f"{part}.{key}"

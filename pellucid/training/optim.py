@@ -29,7 +29,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 def scale_gradients(parameters: Iterable[nn.Parameter], config: TrainConfig) -> Tensor:
     """Normalise or clip gradients to a root mean square of 1, in place; returns the global one before that."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    norms = torch.stack(torch._foreach_norm(grads))
+    norms = torch.stack([g.norm() for g in grads])
     sizes = norms.new_tensor([g.numel() for g in grads])
     rms = norms.norm() / sizes.sum().sqrt()
     if config.gradient == "none":
@@ -37,7 +37,8 @@ def scale_gradients(parameters: Iterable[nn.Parameter], config: TrainConfig) -> 
     each = rms.expand(len(grads)) if config.gradient_scope == "global" else norms / sizes.sqrt()
     tiny = torch.finfo(each.dtype).tiny
     factors = 1 / each.clamp(min=1.0 if config.gradient == "clip" else tiny)
-    torch._foreach_mul_(grads, list(factors.unbind()))
+    for g, factor in zip(grads, factors, strict=True):
+        g.mul_(factor)
     return rms
 
 

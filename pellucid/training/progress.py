@@ -4,7 +4,14 @@ import sys
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from pellucid.training import distributed
 
@@ -15,7 +22,8 @@ class StepProgress:
     """A bar over `total` steps, shown on rank 0. Where output is no terminal it prints a line at each tenth."""
 
     def __init__(self, label: str, total: int, start: int = 0):
-        self.label, self.total, self.done, self.values = label, total, start, {}
+        self.label, self.total, self.done, self.told = label, total, start, start
+        self.values: dict[str, float] = {}
         self.shown = distributed.rank() == 0
         self.progress = Progress(
             TextColumn("{task.description:<24}"),
@@ -44,12 +52,26 @@ class StepProgress:
 
     def advance(self, tokens: int = 0) -> None:
         """One step is done, over so many tokens."""
-        self.done, self.tokens = self.done + 1, self.tokens + tokens
+        self.tokens += tokens
         elapsed = self.progress.tasks[0].elapsed or 0.0
-        note = "  ".join(f"{name} {value:.3f}" for name, value in self.values.items())
-        if self.tokens and elapsed:
-            note += f"  {self.tokens / elapsed:,.0f} tokens/s"
-        self.progress.update(self.task, advance=1, note=note)
-        tenth = max(1, self.total // 10)
-        if self.shown and not console.is_terminal and (self.done % tenth == 0 or self.done == self.total):
-            print(f"{self.label}: {self.done}/{self.total}  {note}", file=sys.stderr, flush=True)
+        rate = f"  {self.tokens / elapsed:,.0f} tokens/s" if self.tokens and elapsed else ""
+        self.reach(
+            self.done + 1, "  ".join(f"{name} {value:.4g}" for name, value in self.values.items()) + rate
+        )
+
+    def step(self, **values: float) -> None:
+        """One step is done, with these numbers to show."""
+        self.show(**values)
+        self.advance()
+
+    def reach(self, done: int, note: str = "") -> None:
+        """So many steps are done in all."""
+        self.done = done
+        self.progress.update(self.task, completed=done, note=note)
+        if (
+            self.shown
+            and not console.is_terminal
+            and (done >= self.total or done - self.told >= self.total / 10)
+        ):
+            self.told = done
+            print(f"{self.label}: {done}/{self.total}  {note}", file=sys.stderr, flush=True)

@@ -3,12 +3,11 @@
 import base64
 import hashlib
 import html
-import os
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from uuid import uuid4
 
+from pellucid.core.files import write_atomic
 from pellucid.viewer.schema import Report
 
 SCRIPTS = ("dom.js", "layout.js", "circuit.js", "report.js")
@@ -32,21 +31,8 @@ def render(report: Report) -> str:
 
 def write_report(report: Report, path: str | Path) -> Path:
     """Write the page at `path`, whole or not at all; OSError where the folder cannot be written."""
-    path = Path(path)
-    text = render(report)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within one file system; opened by hand, because tempfile
-    # would leave the page unreadable to everyone else.
-    part = path.with_name(f".{path.name}.{uuid4().hex}.part")
-    try:
-        with part.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
+    write_atomic(path, render(report))
+    return Path(path)
 
 
 def _static(name: str) -> str:

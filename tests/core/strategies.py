@@ -25,7 +25,7 @@ def configs(draw, **fixed) -> ModelConfig:
     )
     norm = draw(st.sampled_from(["rms", "layer", "none"]))
     positions = draw(st.sampled_from(["none", "learned", "sinusoidal"]))
-    values = dict(
+    values: dict = dict(  # noqa: C408
         vocab_size=VOCAB,
         d_model=8,
         n_ctx=CONTEXT,

@@ -41,7 +41,9 @@ def test_masks_stacked_on_the_batch_axis_equal_one_mask_at_a_time(config, seed):
 
 def test_cutting_one_edge_moves_only_its_reader():
     """Direct path embed -> final of a one-layer model, by hand."""
-    config = ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(LayerConfig(d_mlp=5),), norm="none", dtype="float64")
+    config = ModelConfig(
+        vocab_size=11, d_model=8, n_ctx=9, layers=(LayerConfig(d_mlp=5),), norm="none", dtype="float64"
+    )
     model, table = scrambled(config, 4), edge_table(config)
     clean, corrupt = some_tokens(1, 1, 3), some_tokens(2, 1, 3)
     assert table.writers == (("embed", None), ("0.mlp.out", None))

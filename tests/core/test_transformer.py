@@ -5,7 +5,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pellucid import Ablate, LayerConfig, Mask, ModelConfig, Patch, Recorder, Tap, Transformer, chain, generate, record
+from pellucid import (
+    Ablate,
+    LayerConfig,
+    Mask,
+    ModelConfig,
+    Patch,
+    Recorder,
+    Tap,
+    Transformer,
+    chain,
+    generate,
+    record,
+)
 from pellucid.core.attention import Cache, attention_pattern, fused_attention
 from pellucid.core.sites import node_sites
 from tests.core.strategies import CONTEXT, configs, scrambled, some_tokens
@@ -126,7 +138,9 @@ def test_sinks_are_equal_in_fused_and_explicit_attention_in_value_and_gradient(h
     close(fused, explicit)
     up = torch.randn_like(fused)
     leaves = (q, k, v, sink)
-    for a, b in zip(torch.autograd.grad(fused, leaves, up), torch.autograd.grad(explicit, leaves, up), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(fused, leaves, up), torch.autograd.grad(explicit, leaves, up), strict=True
+    ):
         close(a, b)
 
 
@@ -182,7 +196,10 @@ def test_the_norm_and_the_last_read_see_the_model_of_the_equations():
 
 
 def test_unembed_of_the_final_stream_is_the_logits_and_the_bigram_table_needs_tokens():
-    model, tokens = scrambled(ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(), bigram=True), 1), some_tokens(1, 2, 5)
+    model, tokens = (
+        scrambled(ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(), bigram=True), 1),
+        some_tokens(1, 2, 5),
+    )
     final = record(model, tokens, ["final"])["final"]
     close(model.unembed(final, tokens), model(tokens), atol=1e-6)
     close(model.unembed(final), model(tokens) - model.bigram[tokens], atol=1e-5)
@@ -207,7 +224,9 @@ def test_masks_of_ones_keep_the_model_and_masks_of_zeros_put_the_fill_in_its_pla
 
 
 def test_ablate_replaces_the_named_channels_only():
-    model = scrambled(ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(LayerConfig(heads=(4,), d_mlp=6),)), 2)
+    model = scrambled(
+        ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(LayerConfig(heads=(4,), d_mlp=6),)), 2
+    )
     tokens, after = some_tokens(2, 2, 5), Recorder(["0.mlp.act"])
     before = record(model, tokens, ["0.mlp.act"])["0.mlp.act"]
     model(tokens, tap=chain(Ablate({"0.mlp.act": [1, 4]}, {"0.mlp.act": torch.full((6,), 7.0)}), after))
@@ -219,7 +238,9 @@ def test_ablate_replaces_the_named_channels_only():
 
 
 def test_a_chain_applies_each_tap_at_its_own_sites_in_turn():
-    model = scrambled(ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(LayerConfig(heads=(4,), d_mlp=6),)), 2)
+    model = scrambled(
+        ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(LayerConfig(heads=(4,), d_mlp=6),)), 2
+    )
     everything, pattern = Recorder(None), Recorder(["0.attn.pattern"])
     add = Tap.at(lambda _, x: x + 1, ["embed"])
     double = Tap.at(lambda _, x: 2 * x, ["embed"])
@@ -257,7 +278,11 @@ def test_unknown_sites_and_sites_that_exclude_each_other_are_errors(sites, messa
 
 def test_head_writes_are_refused_where_abs_topk_follows_them():
     config = ModelConfig(
-        vocab_size=11, d_model=8, n_ctx=9, layers=(LayerConfig(heads=(4,)),), activation_sparsity={"fraction": 0.5}
+        vocab_size=11,
+        d_model=8,
+        n_ctx=9,
+        layers=(LayerConfig(heads=(4,)),),
+        activation_sparsity={"fraction": 0.5},
     )
     with pytest.raises(ValueError, match=r"heads do not add up; use '0.attn.out'"):
         record(Transformer(config, device="cpu"), some_tokens(0, 1, 4), ["0.attn.head"])
@@ -266,13 +291,19 @@ def test_head_writes_are_refused_where_abs_topk_follows_them():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m(torch.zeros(1, CONTEXT + 1, dtype=torch.long)), rf"{CONTEXT + 1} tokens do not fit into n_ctx"),
+        (
+            lambda m: m(torch.zeros(1, CONTEXT + 1, dtype=torch.long)),
+            rf"{CONTEXT + 1} tokens do not fit into n_ctx",
+        ),
         (lambda m: m(torch.zeros(4, dtype=torch.long)), "tokens must be integers of shape"),
         (lambda m: m(torch.zeros(1, 4)), "tokens must be integers of shape"),
         (lambda m: m(torch.full((1, 4), 11)), "token 11 is not in the vocabulary of 11"),
         (lambda m: m(torch.full((1, 4), -1)), "token -1 is not in the vocabulary of 11"),
         (lambda m: m(torch.zeros(1, 4, dtype=torch.long), mask=torch.ones(1, 3)), "mask has shape"),
-        (lambda m: m(torch.zeros(1, 4, dtype=torch.long), tap=Patch({"final": torch.zeros(1)})), "patch at 'final'"),
+        (
+            lambda m: m(torch.zeros(1, 4, dtype=torch.long), tap=Patch({"final": torch.zeros(1)})),
+            "patch at 'final'",
+        ),
         (lambda m: generate(m, [[1], []], 2), "prompts must be non-empty"),
         (lambda m: generate(m, [[1]], CONTEXT + 1), "do not fit into n_ctx"),
         (lambda m: Recorder("final"), "must be a collection of names"),

@@ -1,0 +1,232 @@
+"""The command line: `pellucid train | prune | tasks | report | demo`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.markup import escape
+from rich.table import Table
+
+from pellucid.core.errors import unknown
+from pellucid.lab.ablate import last_logits
+from pellucid.lab.prune import PruneConfig
+from pellucid.recipes.demo import demo, show
+from pellucid.recipes.recipe import Recipe, run
+from pellucid.recipes.registry import RECIPES, get_recipe
+from pellucid.recipes.workbench import Workbench, load_view
+from pellucid.tasks import TASKS
+from pellucid.tasks.task import accuracy
+from pellucid.training.loop import Interrupted
+from pellucid.training.progress import StepProgress, console
+from pellucid.viewer.compare import compare
+from pellucid.viewer.export import write_report
+
+
+@dataclass
+class Train:
+    """Train a recipe. Every field of it can be changed: --recipe.train.steps 100."""
+
+    recipe: Recipe
+    """What is trained, and how."""
+
+    out: Path
+    """Directory of the run: checkpoint/ and log.jsonl."""
+
+    resume: bool = False
+    """Go on where an interrupted run in OUT stood."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    tensorboard: bool = False
+    """Log for TensorBoard too."""
+
+    def __call__(self) -> None:
+        trained = run(
+            self.recipe, self.out, device=self.device, resume=self.resume, tensorboard=self.tensorboard
+        )
+        for corpus, loss in trained.validation.items():
+            print(f"validation loss on {corpus}: {loss:.4f} nats a token")
+        print(f"{trained.tokens:,} tokens in {trained.seconds:.0f} s: {self.out / 'checkpoint'}")
+
+
+@dataclass
+class Prune:
+    """Find the smallest circuit of a trained model that still does a task."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Directory of a run."""
+
+    task: str
+    """Which task: see `pellucid tasks`."""
+
+    search: PruneConfig = field(default_factory=PruneConfig)
+    """The search."""
+
+    seed: int = 0
+    """Of the search and of the task's examples."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    def __call__(self) -> None:
+        bench = Workbench.open(self.checkpoint, device=self.device)
+        task = bench.task(self.task)
+        with StepProgress(f"prune {self.task}", self.search.steps) as bar:
+            circuit = bench.prune(task, self.search, seed=self.seed, progress=bar.step)
+        view = bench.view(self.checkpoint.name, task, circuit)
+        show(
+            compare(
+                [view],
+                task=self.task,
+                title=f"{self.task} in {self.checkpoint}",
+                summary=[view.note or ""],
+                reproduce=[],
+            )
+        )
+        print(f"{self.checkpoint / 'circuits' / self.task / 'circuit.json'}")
+
+
+@dataclass
+class Tasks:
+    """List the tasks; with a model, its loss and accuracy on each."""
+
+    model: Path | None = None
+    """Directory of a run."""
+
+    pairs: int = 256
+    """Held-out pairs that are measured."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    def __call__(self) -> None:
+        table = Table("task", "question")
+        bench = None if self.model is None else Workbench.open(self.model, device=self.device)
+        if bench is not None:
+            table.add_column("loss (chance 0.693)", justify="right")
+            table.add_column("accuracy", justify="right")
+        for name, question in TASKS.items():
+            table.add_row(name, question.description, *(measured(bench, name, self.pairs) if bench else ()))
+        console.print(table)
+
+
+def measured(bench: Workbench, name: str, pairs: int) -> tuple[str, str]:
+    """A model's loss and accuracy on a task, or why it cannot be asked."""
+    try:
+        task = bench.task(name)
+    except ValueError as error:
+        return str(error), ""
+    batch = task.pairs(pairs, seed=0, split="test").to(bench.model.device)
+    logits = last_logits(bench.model, batch)
+    loss = task.metric(logits, batch.last()).mean().item()
+    return f"{loss:.3f}", f"{100 * accuracy(logits, batch.last()).mean().item():.1f}%"
+
+
+@dataclass
+class Report:
+    """Draw pruned circuits of one task as one self-contained HTML page."""
+
+    circuits: tyro.conf.Positional[list[Path]]
+    """Runs that were pruned, or view.json files."""
+
+    out: Path
+    """The page."""
+
+    def __call__(self) -> None:
+        views = [load_view(path) for path in self.circuits]
+        names = [view.name for view in views]
+        if len(set(names)) < len(names):
+            views = [
+                view.model_copy(update={"name": str(path)})
+                for view, path in zip(views, self.circuits, strict=True)
+            ]
+        tasks = {str(view.metrics["task"]) for view in views}
+        if len(tasks) > 1:
+            raise ValueError(f"one page shows one task, got {', '.join(sorted(tasks))}")
+        (task,) = tasks
+        command = f"pellucid report {' '.join(map(str, self.circuits))} --out {self.out}"
+        page = compare(views, task=task, title=f"Circuits of {task}", summary=[], reproduce=[command])
+        print(write_report(page, self.out))
+
+
+@dataclass
+class Demo:
+    """Train a weight-sparse model and its dense twin, prune a circuit out of both, and draw them."""
+
+    out: Path = Path("runs/demo")
+    """Directory for everything: models, circuits, summary.json, report.html."""
+
+    seed: int = 0
+    """Of weights, data and search."""
+
+    smoke: bool = False
+    """Run every part for a few steps only: the numbers mean nothing."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    def __call__(self) -> None:
+        demo(self.out, seed=self.seed, smoke=self.smoke, device=self.device)
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {"prune": Prune, "tasks": Tasks, "report": Report, "demo": Demo}
+USAGE = """usage: pellucid COMMAND ...
+
+Transformers whose mechanisms can be read.
+
+  train RECIPE        train a model (recipes: {recipes})
+  prune RUN           find the smallest circuit that does a task
+  tasks               list the tasks, or measure a model on them
+  report RUN ...      draw pruned circuits as one HTML page
+  demo                all of it, on a small model: about six minutes on two CPU cores
+
+pellucid COMMAND --help says more."""
+
+
+def parse(args: Sequence[str]) -> Callable[[], None]:
+    """The command that `args` name, ready to be called. Raises `ValueError` for an unknown command or recipe."""
+    command, *rest = args
+    if command == "train":
+        if not rest or rest[0] in ("-h", "--help"):
+            lines = [f"  {name:<14}{(make.__doc__ or '').splitlines()[0]}" for name, make in RECIPES.items()]
+            print("usage: pellucid train RECIPE --out DIR ...\n\nrecipes:\n" + "\n".join(lines))
+            raise SystemExit(0)
+        default = Train(recipe=get_recipe(rest[0]), out=tyro.MISSING)
+        return tyro.cli(
+            Train,
+            default=default,
+            args=rest[1:],
+            prog=f"pellucid train {rest[0]}",
+            config=(tyro.conf.AvoidSubcommands,),
+        )
+    if command not in COMMANDS:
+        raise unknown("command", command, ["train", *COMMANDS])
+    return tyro.cli(
+        COMMANDS[command], args=rest, prog=f"pellucid {command}", description=COMMANDS[command].__doc__
+    )
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line. Errors of the user's are one line, without a traceback."""
+    args = list(sys.argv[1:] if args is None else args)
+    if not args or args[0] in ("-h", "--help"):
+        print(USAGE.format(recipes=", ".join(RECIPES)))
+        return
+    try:
+        parse(args)()
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+    except (ValueError, OSError) as error:
+        console.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+    except Interrupted as stop:
+        console.print(str(stop), highlight=False, markup=False)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

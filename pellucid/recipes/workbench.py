@@ -1,0 +1,146 @@
+"""A trained run with all that methods need beside it, and pruning it from end to end."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from pellucid.core.checkpoint import content_hash, find_checkpoint, load_metadata, load_model
+from pellucid.core.circuit import Circuit
+from pellucid.core.files import write_atomic
+from pellucid.core.transformer import Transformer
+from pellucid.data.prepare import prepare
+from pellucid.data.shards import Shard
+from pellucid.data.tokenizer import load_tokenizer
+from pellucid.lab.means import stored_means
+from pellucid.lab.prune import PruneConfig, prune
+from pellucid.recipes.recipe import Recipe
+from pellucid.tasks import make_task
+from pellucid.tasks.task import Task
+from pellucid.training.log import read_log
+from pellucid.viewer.build import Subject, model_view
+from pellucid.viewer.schema import ModelView
+
+MEAN_TOKENS = 262_144
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A run opened for study: its model, tokenizer, recipe, and the means of its nodes over its pretraining data."""
+
+    path: Path
+    model: Transformer
+    tokenizer: Tokenizer
+    recipe: Recipe
+    metadata: dict[str, Any]
+    means: dict[str, Tensor]
+    text: Shard
+    """Held-out tokens of the run's own mixture of corpora."""
+
+    @classmethod
+    def open(cls, path: str | Path, *, device: str = "auto") -> "Workbench":
+        """The run at `path`; a `ValueError` if it was not trained from a recipe."""
+        path = Path(path)
+        metadata, tokenizer = load_metadata(path), load_tokenizer(find_checkpoint(path) / "tokenizer.json")
+        model = load_model(path, device=device).eval()
+        if not metadata.get("recipe"):
+            raise ValueError(
+                f"{path} does not say what it was trained on, so its nodes' means cannot be computed"
+            )
+        try:
+            recipe = TypeAdapter(Recipe).validate_python(metadata["recipe"])
+        except ValidationError as error:
+            raise ValueError(
+                f"{find_checkpoint(path) / 'config.json'}: its recipe is not valid: {error}"
+            ) from None
+        mixture = [(c.name, c.weight) for c in recipe.data.corpora]
+        train = prepare(mixture, tokenizer, MEAN_TOKENS, "train", seed=recipe.data.seed)
+        text = prepare(mixture, tokenizer, MEAN_TOKENS, "validation", seed=recipe.data.seed)
+        means = stored_means(path, model, train.tokens)
+        return cls(path, model, tokenizer, recipe, metadata, means, text)
+
+    def task(self, name: str) -> Task:
+        """The task `name` in this model's tokens."""
+        return make_task(name, self.tokenizer)
+
+    def prune(
+        self, task: Task, config: PruneConfig, *, seed: int = 0, progress: Callable[..., None] | None = None
+    ) -> Circuit:
+        """The circuit of `task`, from `circuits/` beside the checkpoint if the same search was made before."""
+        file = self.path / "circuits" / task.name / "circuit.json"
+        if file.exists():
+            found, want = Circuit.load(file), {"search": config.key(), "seed": seed}
+            if found.model == content_hash(self.model) and want.items() <= found.metrics.items():
+                return found
+        circuit = prune(self.model, task, self.means, config=config, seed=seed, progress=progress)
+        circuit.save(file)
+        return circuit
+
+    def view(self, name: str, task: Task, circuit: Circuit) -> ModelView:
+        """The circuit as a page shows it; also written beside it as `view.json`."""
+        subject = Subject(self.model, self.tokenizer, self.means, task, self.text.tokens)
+        log = read_log(self.path / "log.jsonl")
+        per_step = self.metadata["tokens"] / max(1, self.metadata["step"])
+        curves = {
+            key: [(line["step"] * per_step, line[key]) for line in log if key in line] for key in ("loss",)
+        }
+        facts = {
+            "validation_loss": self.validation_loss,
+            **{f"validation_loss_{name}": loss for name, loss in self.metadata["validation"].items()},
+            **parameter_counts(self.model),
+            "tokens": self.metadata["tokens"],
+            **circuit.metrics,
+            "token_edges": circuit.token_edges,
+        }
+        view = model_view(name, self.recipe.name, subject, circuit, facts, curves)
+        write_atomic(self.path / "circuits" / task.name / "view.json", view.model_dump_json() + "\n")
+        return view
+
+    @property
+    def validation_loss(self) -> float:
+        """Nats a token, over the corpora by their share of the mixture."""
+        weights = {c.name: c.weight for c in self.recipe.data.corpora}
+        losses = self.metadata["validation"]
+        return sum(weights[name] * loss for name, loss in losses.items()) / sum(weights[n] for n in losses)
+
+
+def parameter_counts(model: Transformer) -> dict[str, float | int]:
+    """Parameters and nonzeros: of all, and without the bigram table and sinks, which are dense by design."""
+    state = dict(model.named_parameters())
+    apart = {name for name in state if name == "bigram" or name.endswith(".sink")}
+    sparse = {name: p for name, p in state.items() if name not in apart}
+    count, nonzero = (
+        sum(p.numel() for p in sparse.values()),
+        sum(int(p.count_nonzero()) for p in sparse.values()),
+    )
+    return {
+        "parameters": count,
+        "nonzeros": nonzero,
+        "nonzero_fraction": nonzero / count,
+        "dense_apart_parameters": sum(state[name].numel() for name in apart),
+    }
+
+
+def load_view(path: str | Path) -> ModelView:
+    """The view that pruning wrote: at `path`, or in the one circuit under a run's `circuits/`."""
+    path = Path(path)
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(path.glob("view.json")) or sorted(path.glob("circuits/*/view.json"))
+    )
+    if not files:
+        raise ValueError(
+            f"no pruned circuit at {path}: expected view.json there or under circuits/ (run prune first)"
+        )
+    if len(files) > 1:
+        raise ValueError(f"{path} holds several circuits: name one of {', '.join(map(str, files))}")
+    try:
+        return ModelView.model_validate_json(files[0].read_text())
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise ValueError(f"{files[0]} is not a view of a circuit: {error}") from None

@@ -1,0 +1,83 @@
+"""The house: which way imports point, what is public, and what importing costs."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pellucid
+
+ROOT = Path(pellucid.__file__).parent
+# What each room may import beside itself. Families (sparse, ...) never import each other or `lab`.
+ALLOWED = {
+    "core": {"kernels"},
+    "kernels": set(),
+    "data": {"core"},
+    "tasks": {"core", "data"},
+    "training": {"core", "kernels", "data", "tasks"},
+    "sparse": {"core", "kernels", "data", "tasks", "training"},
+    "lab": {"core", "kernels", "data", "tasks", "training"},
+    "viewer": {"core", "lab", "tasks", "data"},
+    "recipes": {"core", "kernels", "data", "tasks", "training", "sparse", "lab", "viewer"},
+}
+# A page is made of result JSON only: these never see a model.
+PAGES = {
+    "viewer/schema.py": {"core.errors"},
+    "viewer/export.py": {"core.files"},
+    "viewer/compare.py": {"core.errors", "tasks"},
+}
+
+
+def imports(file):
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        yield from (name.removeprefix("pellucid.") for name in names if name.startswith("pellucid."))
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.rglob("*.py")), ids=lambda f: str(f.relative_to(ROOT)))
+def test_imports_point_down(file):
+    room = file.relative_to(ROOT).parts[0]
+    if room in ("cli.py", "__init__.py"):
+        return
+    assert room in ALLOWED, f"{room} has no place in the house yet: say in ALLOWED what it may import"
+    for name in imports(file):
+        assert name.split(".")[0] in ALLOWED[room] | {room}, f"{file} imports {name}"
+    own = PAGES.get(str(file.relative_to(ROOT)))
+    if own is not None:
+        for name in imports(file):
+            assert name in own or name.startswith("viewer."), f"{file} imports {name}"
+
+
+def test_the_public_names_are_these():
+    assert set(pellucid.__all__) == {
+        "Ablate", "ActivationSparsity", "Circuit", "Edge", "EdgeTap", "LayerConfig", "Mask", "ModelConfig", "Node",
+        "Patch", "Recorder", "Tap", "Transformer", "chain", "edge_table", "generate", "load_model", "record",
+        "save_model", "uniform",
+    }  # fmt: skip
+    for name in pellucid.__all__:
+        assert getattr(pellucid, name).__doc__, name
+
+
+def test_importing_brings_no_extra_and_no_command_line():
+    """What `import pellucid` loads beside torch and its own light core."""
+    code = "import sys, pellucid; print(*{m.split('.')[0] for m in sys.modules})"
+    loaded = set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
+    heavy = {
+        "datasets",
+        "transformers",
+        "tensorboard",
+        "optuna",
+        "sklearn",
+        "triton",
+        "tyro",
+        "pandas",
+        "pyarrow",
+    }
+    assert not loaded & heavy
