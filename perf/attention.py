@@ -24,7 +24,9 @@ def main() -> None:
 
     contestants = {
         "ours": lambda: fused_attention(*leaves, sink=None, **how).sum().backward(),
-        "torch_bfloat16": lambda: F.scaled_dot_product_attention(*leaves, is_causal=True, scale=0.25).sum().backward(),
+        "torch_bfloat16": lambda: (
+            F.scaled_dot_product_attention(*leaves, is_causal=True, scale=0.25).sum().backward()
+        ),
         "ours_with_sink": lambda: fused_attention(*wide, sink=sink, **how).sum().backward(),
         "explicit_with_sink": lambda: additive(*wide).sum().backward(),
     }

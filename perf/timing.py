@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 
 
-def medians(contestants: dict[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2) -> dict[str, float]:
+def medians(
+    contestants: dict[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2
+) -> dict[str, float]:
     """Median seconds of each contestant's call; all are called once in every round, so that noise hits all alike."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(warmup + rounds):

@@ -19,7 +19,9 @@ def main() -> None:
     for name in ("dense", "sparse"):
         model = Transformer(recipe.model, device="cpu")
         step = Step(model, recipe.train, Projection(model, recipe.sparsity) if name == "sparse" else None)
-        tokens = torch.randint(0, recipe.model.vocab_size, (recipe.train.batch_size, recipe.train.seq_len + 1))
+        tokens = torch.randint(
+            0, recipe.model.vocab_size, (recipe.train.batch_size, recipe.train.seq_len + 1)
+        )
         number = int(0.7 * recipe.train.steps)  # after annealing: the longest part of training
         steps[name] = lambda step=step, tokens=tokens, number=number: step(number, tokens)
     seconds = medians(steps, rounds=40)

@@ -6,12 +6,14 @@ Weight-sparse transformers, A.5. Masks of several tries are learned at once, sta
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from pellucid.core.checkpoint import content_hash
 from pellucid.core.circuit import Circuit, channel_circuit, count_edges
+from pellucid.core.errors import unknown
 from pellucid.core.sites import node_sites
 from pellucid.core.taps import Mask
 from pellucid.core.transformer import Transformer
@@ -25,6 +27,7 @@ from pellucid.lab.ablate import (
 )
 from pellucid.lab.discretize import Discretized, calibrated_loss, discretize
 from pellucid.tasks.task import Batch, Task
+from pellucid.training.precision import Precision, autocast
 
 STRATA = 4
 """Each step draws equally from so many lengths of prompt, so that short ones are not padded to the longest."""
@@ -70,6 +73,9 @@ class PruneConfig:
     temperature: float = 1.0
     """Of the sigmoid whose derivative stands in for the step function's."""
 
+    precision: Precision = "auto"
+    """Autocast while masks are learned, as in training. All measurements are in the model's own precision."""
+
     pool: int = 1024
     """Task pairs that steps draw from."""
 
@@ -83,6 +89,8 @@ class PruneConfig:
         for name in ("target", "steps", "pairs", "lr", "temperature", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.precision not in get_args(Precision):
+            raise unknown("precision", self.precision, get_args(Precision))
         if self.pool < self.pairs:
             raise ValueError(f"pool must be at least pairs = {self.pairs}, got {self.pool}")
 
@@ -139,7 +147,9 @@ def learn_masks(
             pairs = torch.randperm(len(stratum) // 2, generator=draw)[:n].to(device)
             batch = stratum.select(torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()).repeat(tries)
             tap = Mask({site: g.repeat_interleave(2 * n, dim=0)[:, None] for site, g in gates.items()}, means)
-            each = task.metric(last_logits(model, batch, tap), batch.last()).view(tries, 2 * n).mean(1)
+            with autocast(config.precision, device):
+                logits = last_logits(model, batch, tap)
+            each = task.metric(logits, batch.last()).view(tries, 2 * n).mean(1)
             losses = losses + each * n / config.pairs
         size = torch.stack([g.sum(1) for g in gates.values()]).sum(0)
         optimizer.zero_grad(set_to_none=True)

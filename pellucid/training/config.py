@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pellucid.core.errors import unknown
+from pellucid.training.precision import Precision
 
 GradientRule = Literal["normalize", "clip", "none"]
 GradientScope = Literal["global", "tensor"]
-Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)

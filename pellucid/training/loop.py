@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from pellucid.training.config import TrainConfig
 from pellucid.training.log import RunLog
 from pellucid.training.objective import Objective
 from pellucid.training.optim import kurtosis, make_optimizer, scale_gradients
+from pellucid.training.precision import autocast, matmul_precision
 from pellucid.training.progress import StepProgress
 from pellucid.training.schedules import warmup_decay
 from pellucid.training.state import load_state, pack_state
@@ -76,7 +77,7 @@ class Step:
         """Train on token windows (b, t + 1); returns (cross-entropy, gradient RMS before it was scaled)."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
-        with autocast(self.config, windows.device):
+        with autocast(self.config.precision, windows.device):
             loss, nll = self.objective(windows)
         loss.backward()
         rms = scale_gradients(self.model.parameters(), self.config)
@@ -141,7 +142,7 @@ def train(
         with (
             stop_signals() as stopped,
             StepProgress(label, config.steps, start) as bar,
-            matmul_precision(config, model),
+            matmul_precision(config.precision, model.device),
         ):
             for number in range(start, config.steps):
                 began = time.perf_counter()
@@ -195,34 +196,6 @@ def begin(model: Transformer, out: Path, description: dict[str, Any], resume: bo
         raise ValueError(f"{out} holds another run: {', '.join(different)} differ")
     model.load_state_dict(load_model(found, device=model.device).state_dict())
     return metadata["step"], metadata["seconds"]
-
-
-def autocast(config: TrainConfig, device: torch.device):
-    """bfloat16 autocast where `config.precision` and the hardware have it."""
-    if use_bfloat16(config, device):
-        return torch.autocast(device.type, torch.bfloat16)
-    return nullcontext()
-
-
-def use_bfloat16(config: TrainConfig, device: torch.device) -> bool:
-    """Whether training runs in bfloat16: as said, or under "auto" where the hardware is fast at it."""
-    if config.precision != "auto":
-        return config.precision == "bfloat16"
-    if device.type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return device.type == "cuda" and torch.cuda.is_bf16_supported()
-
-
-@contextmanager
-def matmul_precision(config: TrainConfig, model: Transformer) -> Iterator[None]:
-    """Medium float32 matmul precision under "auto" where there is no bfloat16; as it was afterwards."""
-    before = torch.get_float32_matmul_precision()
-    if config.precision == "auto" and not use_bfloat16(config, model.device):
-        torch.set_float32_matmul_precision("medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @torch.no_grad()

@@ -78,7 +78,9 @@ def test_tries_stacked_on_the_batch_axis_equal_tries_one_at_a_time():
     means = node_means(model, TEXT, seq_len=15)
 
     def learned(*k_coefs, **fields):
-        search = PruneConfig(steps=15, pairs=8, pool=16, lr=2e-2, k_coefs=k_coefs, **fields)
+        search = PruneConfig(
+            steps=15, pairs=8, pool=16, lr=2e-2, k_coefs=k_coefs, precision="float32", **fields
+        )
         return learn_masks(model, ToyTask(), means, search)
 
     together = learned(1e-3, 1e-1, init_noise=0.0)
