@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from torch import Tensor
 
 from pellucid.core.config import ModelConfig
@@ -81,25 +82,23 @@ class Mask(Tap):
         return kept + self.fill[site].to(x.dtype) * (1 - mask)
 
 
-class Ablate(Mask):
+class Ablate(Tap):
     """Replaces some channels of each site by `fill` (default 0): `channels[site]` lists which, None is all."""
 
     def __init__(
         self, channels: Mapping[str, Iterable[int] | None], fill: Mapping[str, Tensor] | None = None
     ):
-        super().__init__({}, fill)
-        self.sites = frozenset(channels)
+        super().__init__(channels)
         self.channels = {site: None if c is None else list(c) for site, c in channels.items()}
+        self.fill = dict(fill or {})
 
     def __call__(self, site: str, x: Tensor) -> Tensor:
         chosen, width = self.channels[site], x.shape[-1]
         if chosen and not all(0 <= c < width for c in chosen):
             raise ValueError(f"channels of {site!r} must be in 0..{width - 1}, got {chosen}")
-        mask = x.new_zeros(width) if chosen is None else x.new_ones(width)
-        if chosen:
-            mask[chosen] = 0
-        self.masks[site] = mask
-        return super().__call__(site, x)
+        ablated = torch.zeros(width, dtype=torch.bool, device=x.device)
+        ablated[slice(None) if chosen is None else chosen] = True
+        return torch.where(ablated, self.fill.get(site, x.new_zeros(())).to(x), x)
 
 
 class _Chain(Tap):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
+
+from pellucid.kernels.top_mask import top_mask
 
 # Parameters whose rows or columns are neurons or attention channels: the axis that holds one unit's weights.
 UNIT_AXIS = {"attn.qkv.weight": 1, "attn.proj.weight": 0, "mlp.fc.weight": 1, "mlp.proj.weight": 0}
@@ -60,26 +61,6 @@ class SparsityConfig:
         span = self.anneal_end - self.anneal_start
         through = min(1.0, max(0.0, (progress - self.anneal_start) / span))
         return self.fraction + (1 - self.fraction) * (1 - through) ** self.anneal_power
-
-
-def top_mask(
-    weight: Float[Tensor, "*shape"], k: int, *, alive: int = 0, axis: int | None = None
-) -> Bool[Tensor, "*shape"]:
-    """Which `k` entries of `weight` stay: the largest magnitudes, after each unit's own largest `alive`.
-
-    A unit's weights lie along `axis`. Where k is too small for `alive` of every unit, each gets k // units.
-    """
-    if not 0 <= k <= weight.numel():
-        raise ValueError(f"k must be in 0..{weight.numel()}, got {k}")
-    magnitude = weight.detach().abs()
-    if axis is not None and alive:
-        units = weight.numel() // weight.shape[axis]
-        each = min(alive, k // units, weight.shape[axis])
-        if each:
-            magnitude.scatter_(axis, magnitude.topk(each, dim=axis, sorted=False).indices, torch.inf)
-    mask = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
-    mask[magnitude.flatten().topk(k, sorted=False).indices] = True
-    return mask.view_as(weight)
 
 
 def unit_axis(name: str) -> int | None:

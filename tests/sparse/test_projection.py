@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pellucid import ModelConfig, Transformer, uniform
-from pellucid.sparse.projection import Projection, SparsityConfig, dead_fraction, top_mask, unit_axis
+from pellucid.kernels.top_mask import top_mask, top_mask_reference
+from pellucid.sparse.projection import Projection, SparsityConfig, dead_fraction, unit_axis
 
 MODEL = ModelConfig(vocab_size=40, d_model=24, n_ctx=8, layers=uniform(2, 3, 4, 20), bigram=True, sink=True)
 
@@ -41,6 +42,28 @@ def test_exactly_k_weights_stay_and_they_are_the_ones_of_the_rule(rows, columns,
     mask = top_mask(weight, k, alive=alive, axis=axis)
     assert int(mask.sum()) == k
     assert torch.equal(mask, naive_mask(weight, k, alive, axis))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.integers(0, 4), st.sampled_from([0, 1]), st.floats(0, 1),
+    st.sampled_from(["normal", "tied", "zeros", "skewed"]), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_the_fast_path_equals_the_reference_in_every_magnitude_it_keeps(
+    rows, columns, alive, axis, share, kind, dtype, seed
+):
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weight = {"normal": weight, "tied": weight.round(), "zeros": 0 * weight, "skewed": weight**5}[kind].to(
+        dtype
+    )
+    k = round(share * weight.numel())
+    mask = top_mask(weight, k, alive=alive, axis=axis)
+    each = min(alive, k // (weight.numel() // weight.shape[axis]), weight.shape[axis])
+    reference = top_mask_reference(weight, k, each, axis)
+    assert int(mask.sum()) == int(reference.sum()) == k
+    assert torch.equal(weight[mask].abs().sort().values, weight[reference].abs().sort().values)
+    assert mask.sum(axis).min() >= each
 
 
 @pytest.mark.parametrize("alive", [0, 1, 2, 4])
