@@ -75,11 +75,9 @@ class Mask(Tap):
         self.masks, self.fill = dict(masks), dict(fill or {})
 
     def __call__(self, site: str, x: Tensor) -> Tensor:
-        mask = self.masks[site].to(x.dtype)
-        kept = x * mask
-        if site not in self.fill:
-            return kept
-        return kept + self.fill[site].to(x.dtype) * (1 - mask)
+        fill = self.fill.get(site)
+        fill = x.new_zeros(()) if fill is None else fill.to(x.dtype)
+        return torch.lerp(fill, x, self.masks[site].to(x.dtype))  # exactly x at 1 and exactly fill at 0
 
 
 class Ablate(Tap):

@@ -330,13 +330,15 @@ class Transformer(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
+        only: Tensor | None = None,
     ) -> Tensor:
         """tokens (b, t) -> logits (b, t, v). `mask` (b, t) marks real tokens; padding is never attended to.
 
-        With a `cache`, `tokens` continue those it has seen. Raises `ValueError` for unknown sites, tokens out of the
+        With a `cache`, `tokens` continue those it has seen. With `only` (b,), from the last norm on just that position
+        of each row is computed: logits are (b, 1, v). Raises `ValueError` for unknown sites, tokens out of the
         vocabulary and sequences longer than `n_ctx`.
         """
-        return self.outputs(tokens, mask=mask, cache=cache, tap=tap)[0]
+        return self.outputs(tokens, mask=mask, cache=cache, tap=tap, only=only)[0]
 
     def outputs(
         self,
@@ -345,6 +347,7 @@ class Transformer(nn.Module):
         mask: Tensor | None = None,
         cache: Cache | None = None,
         tap: Tap | None = None,
+        only: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, and the sum of the layers' auxiliary losses."""
         start = 0 if cache is None else cache.length
@@ -360,6 +363,9 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x, block_aux = block(x, run)
             aux = aux + block_aux
+        if only is not None:
+            rows = torch.arange(len(x), device=x.device)
+            x, tokens = x[rows, only][:, None], tokens[rows, only][:, None]
         logits = self.unembed(x, tokens, run)
         if live is not None:
             live.finish()

@@ -29,8 +29,7 @@ def remove(kept: Kept, means: Mapping[str, Tensor]) -> Tap:
 def last_logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """Logits (b, 1, v) at each row's last token. Rows are padded on the right, so a causal model needs no mask."""
     mask = None if model.config.causal else batch.mask
-    logits = model(batch.tokens, mask=mask, tap=tap)
-    return logits[torch.arange(len(logits), device=logits.device), batch.positions][:, None]
+    return model(batch.tokens, mask=mask, tap=tap, only=batch.positions)
 
 
 def last_logits_by_length(model: Transformer, batch: Batch, tap: Tap | None = None, rows: int = 64) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pellucid.core.transformer import Transformer
-from pellucid.lab.ablate import keep_only, last_logits_by_length
+from pellucid.lab.ablate import Kept, keep_only, last_logits_by_length, remove, task_loss
 from pellucid.tasks.task import Batch, Task
 
 
@@ -54,6 +54,37 @@ def calibrated_loss(task: Task, logits: Tensor, batch: Batch, calibration: Calib
     return task.metric(calibration.scale * logits + calibration.shift, batch).mean().item()
 
 
+class Probe:
+    """Measures circuits against a target: calibration is fitted on one half of the pairs, the loss taken on the other."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        task: Task,
+        means: Mapping[str, Tensor],
+        target: float,
+        *,
+        pairs: int = 256,
+        seed: int = 0,
+    ):
+        self.model, self.task, self.means, self.target = model, task, means, target
+        self.batch = task.pairs(2 * pairs, seed=seed, split="train").to(model.device)
+        self.fit = torch.arange(len(self.batch), device=model.device) < 2 * pairs
+
+    @torch.no_grad()
+    def __call__(self, kept: Kept) -> Discretized:
+        logits = last_logits_by_length(self.model, self.batch, keep_only(kept, self.means))
+        fit, score = self.batch.select(self.fit).last(), self.batch.select(~self.fit).last()
+        calibration = calibrate(self.task, logits[self.fit], fit)
+        loss = calibrated_loss(self.task, logits[~self.fit], score, calibration)
+        return Discretized(dict(kept), loss, loss <= self.target, calibration)
+
+    def ablated(self, kept: Kept) -> float:
+        """The task's loss, on the second half, of the model without the circuit."""
+        batch = self.batch.select(~self.fit)
+        return task_loss(self.model, self.task, batch, remove(kept, self.means))
+
+
 def top_nodes(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
     """Bool masks of the `k` nodes of highest score over all sites; of equal ones the first."""
     flat = torch.cat(list(scores.values()))
@@ -62,49 +93,27 @@ def top_nodes(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
     return dict(zip(scores, mask.split([len(s) for s in scores.values()]), strict=True))
 
 
-@torch.no_grad()
-def discretize(
-    model: Transformer,
-    task: Task,
-    means: Mapping[str, Tensor],
-    scores: Mapping[str, Tensor],
-    target: float,
-    *,
-    pairs: int = 256,
-    seed: int = 0,
-    scan: int = 8,
-) -> Discretized:
-    """The smallest verified number of top nodes whose calibrated loss is at most `target`.
+def discretize(scores: Mapping[str, Tensor], probe: Probe, scan: int = 8) -> Discretized:
+    """The smallest verified number of top nodes whose calibrated loss meets the probe's target.
 
-    Calibration is fitted on one half of fresh training pairs, the loss measured on the other. If nothing up to the
-    whole model reaches the target, the best found is returned with `reached=False`.
+    If nothing up to the whole model does, the one of least loss is returned, with `reached=False`.
     """
-    batch = task.pairs(2 * pairs, seed=seed, split="train").to(model.device)
-    rows = torch.arange(len(batch.tokens), device=model.device)
-    fit, score = rows < 2 * pairs, rows >= 2 * pairs
     total = sum(len(s) for s in scores.values())
     seen: dict[int, Discretized] = {}
 
-    def probe(k: int) -> Discretized:
+    def reached(k: int) -> bool:
         if k not in seen:
-            kept = top_nodes(scores, k)
-            logits = last_logits_by_length(model, batch, keep_only(kept, means))
-            calibration = calibrate(task, logits[fit], batch.select(fit).last())
-            loss = calibrated_loss(task, logits[score], batch.select(score).last(), calibration)
-            seen[k] = Discretized(kept, loss, loss <= target, calibration)
-        return seen[k]
+            seen[k] = probe(top_nodes(scores, k))
+        return seen[k].reached
 
     # Start near what training kept, where the ranking means most; double until the target is met.
     low, high = 0, max(1, int(sum((s > 0).sum() for s in scores.values())))
-    while not probe(high).reached and high < total:
+    while not reached(high) and high < total:
         low, high = high, min(2 * high, total)
     while high - low > 1:
         middle = (low + high) // 2
-        if probe(middle).reached:
-            high = middle
-        else:
-            low = middle
+        low, high = (low, middle) if reached(middle) else (middle, high)
     for k in range(max(1, high - scan), high):
-        probe(k)
+        reached(k)
     best = min(seen, key=lambda k: (not seen[k].reached, k if seen[k].reached else seen[k].loss))
     return seen[best]

@@ -25,7 +25,8 @@ from pellucid.lab.ablate import (
     remove,
     task_loss,
 )
-from pellucid.lab.discretize import Discretized, calibrated_loss, discretize
+from pellucid.lab.discretize import Discretized, Probe, calibrated_loss, discretize
+from pellucid.lab.eliminate import eliminate
 from pellucid.tasks.task import Batch, Task
 from pellucid.training.precision import Precision, autocast
 
@@ -72,6 +73,12 @@ class PruneConfig:
 
     temperature: float = 1.0
     """Of the sigmoid whose derivative stands in for the step function's."""
+
+    eliminate: bool = True
+    """Whether nodes that the circuit does not need are removed one after the other in the end."""
+
+    hopeless: float = 0.5
+    """A whole model with a larger loss than this cannot do the task, and nothing is searched."""
 
     precision: Precision = "auto"
     """Autocast while masks are learned, as in training. All measurements are in the model's own precision."""
@@ -200,22 +207,34 @@ def prune(
 ) -> Circuit:
     """The smallest circuit found, by edges, over all tries; its `metrics` say what was measured on held-out data.
 
-    If no try reaches the target, the one of least loss is returned with `metrics["reached"] = False`.
+    If no try reaches the target, the one of least loss is returned with `metrics["reached"] = False`; so is the whole
+    model where it cannot do the task itself.
     """
     config = config or PruneConfig()
     model = frozen(model)
+    probe = Probe(model, task, means, config.target, pairs=config.measure, seed=seed + 1)
+    whole = probe(
+        {
+            site: torch.ones(w, dtype=torch.bool, device=model.device)
+            for site, w in node_sites(model.config).items()
+        }
+    )
+    if whole.loss > config.hopeless:
+        return measure(model, task, means, whole, config, seed=seed, tries=[])
     taus = learn_masks(model, task, means, config, seed=seed, progress=progress)
-    found = [
-        discretize(model, task, means, {site: t[i] for site, t in taus.items()}, config.target,
-                   pairs=config.measure, seed=seed + 1)
-        for i in range(len(config.k_coefs))
-    ]  # fmt: skip
+    found = [discretize({site: t[i] for site, t in taus.items()}, probe) for i in range(len(config.k_coefs))]
     edges = [count_edges(model, d.kept) for d in found]
     best = min(
         range(len(found)),
         key=lambda i: (not found[i].reached, edges[i] if found[i].reached else found[i].loss),
     )
-    return measure(model, task, means, found[best], config, seed=seed, tries=edges)
+    chosen = found[best]
+    if config.eliminate:
+        strata = by_length(
+            task.pairs(config.measure // 4, seed=seed + 2, split="train").to(model.device), STRATA
+        )
+        chosen = eliminate(model, task, means, chosen, probe, strata)
+    return measure(model, task, means, chosen, config, seed=seed, tries=edges)
 
 
 def measure(

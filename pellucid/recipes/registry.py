@@ -16,21 +16,21 @@ def demo_sparse() -> Recipe:
         name="demo-sparse",
         data=DataConfig(
             corpora=(
-                CorpusConfig(name="tiny-python", weight=0.8),
-                CorpusConfig(name="python-stdlib", weight=0.2),
+                CorpusConfig(name="tiny-python", weight=0.95),
+                CorpusConfig(name="python-stdlib", weight=0.05),
             ),
-            vocab_size=512,
+            vocab_size=768,
         ),
         model=ModelConfig(
-            vocab_size=512,
-            d_model=128,
+            vocab_size=768,
+            d_model=256,
             n_ctx=256,
             layers=uniform(n_layer=2, n_head=8, d_head=16, d_mlp=512),
             norm_gain=False,
             bigram=True,
         ),
-        train=TrainConfig(steps=600, batch_size=32, seq_len=128, lr=1.7e-2),
-        sparsity=SparsityConfig(fraction=0.03),
+        train=TrainConfig(steps=1000, batch_size=16, seq_len=128, lr=8e-2),
+        sparsity=SparsityConfig(fraction=0.03, anneal_power=3),
     )
 
 

@@ -97,9 +97,21 @@ class Workbench:
             **circuit.metrics,
             "token_edges": circuit.token_edges,
         }
-        view = model_view(name, self.recipe.name, subject, circuit, facts, curves)
+        view = model_view(name, self.description, subject, circuit, facts, curves)
         write_atomic(self.path / "circuits" / task.name / "view.json", view.model_dump_json() + "\n")
         return view
+
+    @property
+    def description(self) -> str:
+        """The run in a line."""
+        c, layers = self.model.config, self.model.config.layers
+        heads = sum(len(layer.heads) for layer in layers)
+        neurons = sum(layer.d_mlp for layer in layers)
+        corpora = ", ".join(corpus.name for corpus in self.recipe.data.corpora)
+        return (
+            f"{self.recipe.name}: {len(layers)} layers, width {c.d_model}, {heads} heads, {neurons:,} neurons, "
+            f"{c.vocab_size:,} tokens; trained on {corpora}"
+        )
 
     @property
     def validation_loss(self) -> float:

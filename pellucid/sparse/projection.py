@@ -83,7 +83,7 @@ class Projection:
     def begin(self) -> None:
         """Note which weights are nonzero now: what `churn` counts from."""
         self.masks = {name: p.detach() != 0 for name, p in self.parameters.items()}
-        self.churned = 0.0
+        self.before = self.masks
 
     def lr_factor(self, progress: float) -> float:
         """What the learning rate is multiplied by."""
@@ -95,21 +95,24 @@ class Projection:
         fraction = self.config.at(progress)
         if fraction >= 1:
             return
-        changed = total = 0
+        self.before, self.masks = self.masks, {}
         for name, p in self.parameters.items():
-            mask = top_mask(p, round(fraction * p.numel()), alive=self.config.alive, axis=unit_axis(name))
-            p.masked_fill_(~mask, 0.0)
-            changed, total = changed + (mask & ~self.masks[name]).sum(), total + mask.sum()
-            self.masks[name] = mask
-        self.churned = changed / total
+            k = round(fraction * p.numel())
+            self.masks[name] = top_mask(p, k, alive=self.config.alive, axis=unit_axis(name))
+            p.mul_(self.masks[name])
 
     def metrics(self) -> dict[str, float]:
         """Share of nonzero weights, of weights that the last step revived, and of neurons and channels without any."""
         return {
             "nonzero": nonzero_fraction(self.parameters),
-            "churn": float(self.churned),
+            "churn": self.churn(),
             "dead": dead_fraction(self.parameters),
         }
+
+    def churn(self) -> float:
+        """The share of kept weights that were zero before the last step."""
+        revived = sum(int((mask & ~self.before[name]).sum()) for name, mask in self.masks.items())
+        return revived / sum(int(mask.sum()) for mask in self.masks.values())
 
 
 def nonzero_fraction(parameters: Mapping[str, Tensor]) -> float:

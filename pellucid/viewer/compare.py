@@ -25,6 +25,8 @@ def percent(value: Value) -> str:
     return f"{100 * float(value or 0):.2f}%"
 
 
+CORPUS = "validation_loss_"
+"""What the names of a corpus' own validation loss begin with."""
 MEASURES: tuple[tuple[str, str, str, Callable[[Value], str], Callable | None], ...] = (
     ("validation_loss", "Validation loss", "Nats a token on held-out text, over all corpora.", nats, min),
     ("parameters", "Parameters", "Without the bigram table and sinks.", count, None),
@@ -52,16 +54,36 @@ def compare(
     """A report on models' circuits for `task`. Circuits that missed the target do not compete for the best value."""
     if task not in TASKS:
         raise unknown("task", task, TASKS)
+    by_corpus = sorted({key for view in views for key in view.metrics if key.startswith(CORPUS)})
+    measures = [
+        *MEASURES[:1],
+        *(
+            (key, f"- on {key.removeprefix(CORPUS)}", "Nats a token on held-out text.", nats, min)
+            for key in by_corpus
+        ),
+        *MEASURES[1:],
+    ]
+    in_table = {measure[0] for measure in measures}
+    searches = {str(view.metrics["search"]) for view in views if "search" in view.metrics}
     return Report(
         title=title,
         summary=tuple(summary),
         task=task,
         task_description=TASKS[task].description,
         columns=tuple(view.name for view in views),
-        rows=tuple(row(views, *measure) for measure in MEASURES),
-        models=tuple(views),
+        rows=tuple(row(views, *measure) for measure in measures),
+        models=tuple(
+            view.model_copy(
+                update={
+                    "metrics": {
+                        k: v for k, v in view.metrics.items() if k not in in_table | {"search", "target"}
+                    }
+                }
+            )
+            for view in views
+        ),
         reproduce=tuple(reproduce),
-        provenance=provenance(),
+        provenance={**provenance(), **({"search": "; ".join(sorted(searches))} if searches else {})},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 

@@ -195,6 +195,14 @@ def test_the_norm_and_the_last_read_see_the_model_of_the_equations():
     close(model(tokens)[0], logits)
 
 
+@examples
+@given(configs(), st.integers(0, 99))
+def test_logits_of_one_position_of_each_row_equal_those_of_the_whole_run(config, seed):
+    model, tokens = scrambled(config, seed), some_tokens(seed, 3, 7)
+    only = torch.tensor([6, 0, 3])
+    close(model(tokens, only=only)[:, 0], model(tokens)[torch.arange(3), only])
+
+
 def test_unembed_of_the_final_stream_is_the_logits_and_the_bigram_table_needs_tokens():
     model, tokens = (
         scrambled(ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=(), bigram=True), 1),

@@ -11,7 +11,7 @@ from pellucid.core.checkpoint import content_hash, save_model
 from pellucid.core.circuit import channel_circuit, count_edges, kept_masks, matrices
 from pellucid.core.sites import node_sites
 from pellucid.lab.ablate import keep_only, last_logits, random_others, remove, task_loss
-from pellucid.lab.discretize import calibrate, calibrated_loss, discretize, top_nodes
+from pellucid.lab.discretize import Probe, calibrate, calibrated_loss, discretize, top_nodes
 from pellucid.lab.examples import extreme_examples, record_nodes
 from pellucid.lab.means import node_means, stored_means
 from pellucid.lab.prune import Heaviside, PruneConfig, learn_masks, prune
@@ -148,13 +148,16 @@ def test_the_smallest_number_of_nodes_is_found_and_never_one_that_misses(model, 
     for rank, (site, channels) in enumerate(CIRCUIT.items()):
         for c in channels:
             scores[site][c] = 10 - rank
-    found = discretize(model, ToyTask(), means, scores, 0.15, pairs=64)
+    found = discretize(scores, Probe(model, ToyTask(), means, 0.15, pairs=64))
     assert found.reached
     assert found.loss <= 0.15
     assert sum(int(m.sum()) for m in found.kept.values()) == 5
     worst = {site: -s for site, s in scores.items()}
     assert (
-        sum(int(m.sum()) for m in discretize(model, ToyTask(), means, worst, 0.15, pairs=64).kept.values())
+        sum(
+            int(m.sum())
+            for m in discretize(worst, Probe(model, ToyTask(), means, 0.15, pairs=64)).kept.values()
+        )
         > 20
     )
 

@@ -135,7 +135,7 @@ def test_churn_is_the_share_of_kept_weights_that_were_zero_before():
     )
     assert projection.parameters.keys() == {"head.weight"}
     projection.apply(1.0)
-    assert projection.churned == 0
+    assert projection.churn() == 0
     with torch.no_grad():  # a quarter of the kept weights die, and as many zeros come back
         weight = model.head.weight.view(-1)
         kept, zero = (weight != 0).nonzero()[:, 0], (weight == 0).nonzero()[:, 0]
