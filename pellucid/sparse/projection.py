@@ -38,6 +38,10 @@ class SparsityConfig:
     sharkfin: bool = True
     """Whether the learning rate is multiplied by sqrt(fraction / current fraction) (Figure 11)."""
 
+    legacy_embed_schedule: bool = False
+    """Whether embeddings and biases stay dense until halfway through annealing and then drop to `fraction` at once: a
+    bug of the seed's, which it kept (Figure 21)."""
+
     dense: tuple[str, ...] = ("bigram", "*.sink", "*norm*", "wpe.*")
     """Parameters (patterns of names) that stay dense."""
 
@@ -53,6 +57,12 @@ class SparsityConfig:
             raise ValueError(f"anneal_power must be positive, got {self.anneal_power}")
         if self.alive < 0:
             raise ValueError(f"alive must be 0 or more, got {self.alive}")
+
+    def of(self, name: str, progress: float) -> float:
+        """The fraction of the parameter `name` at a `progress` of training."""
+        if not self.legacy_embed_schedule or unit_axis(name) is not None:
+            return self.at(progress)
+        return self.fraction if progress >= (self.anneal_start + self.anneal_end) / 2 else 1.0
 
     def at(self, progress: float) -> float:
         """The fraction at a `progress` of training in 0..1: from 1 down to the target."""
@@ -92,12 +102,11 @@ class Projection:
     @torch.no_grad()
     def apply(self, progress: float) -> None:
         """Zero all but the largest weights of every constrained parameter."""
-        fraction = self.config.at(progress)
-        if fraction >= 1:
+        if self.config.at(progress) >= 1:
             return
         self.before, self.masks = self.masks, {}
         for name, p in self.parameters.items():
-            k = round(fraction * p.numel())
+            k = round(self.config.of(name, progress) * p.numel())
             self.masks[name] = top_mask(p, k, alive=self.config.alive, axis=unit_axis(name))
             p.mul_(self.masks[name])
 

@@ -154,6 +154,7 @@ def train(
                     rate = tokens_a_step / (time.perf_counter() - began)
                     log.write(done, tokens=done * tokens_a_step, loss=loss, lr=step.learning_rate(number),
                               gradient_rms=rms.item(), tokens_per_second=round(rate),
+                              **({"clipped": int(rms > 1)} if config.gradient == "clip" else {}),
                               **(constraint.metrics() if constraint else {}))  # fmt: skip
                     bar.show(loss=loss)
                 bar.advance(tokens_a_step)

@@ -128,6 +128,13 @@ def test_the_fraction_falls_linearly_from_one_to_the_target_in_the_first_half():
     assert SparsityConfig(fraction=0.1, anneal_start=0.0, anneal_end=0.0).at(0.0) == 0.1
 
 
+def test_the_seeds_schedule_bug_can_be_had():
+    config = SparsityConfig(fraction=0.1, anneal_start=0.0, anneal_end=0.5, legacy_embed_schedule=True)
+    assert config.of("blocks.0.mlp.fc.weight", 0.24) == config.at(0.24) == pytest.approx(1 - 0.9 * 0.48)
+    for name in ("wte.weight", "head.weight", "blocks.0.mlp.fc.bias"):
+        assert (config.of(name, 0.24), config.of(name, 0.25)) == (1.0, 0.1)
+
+
 def test_churn_is_the_share_of_kept_weights_that_were_zero_before():
     model = Transformer(MODEL, device="cpu")
     projection = Projection(

@@ -246,6 +246,18 @@ def test_bad_settings_are_named(change, message):
         replace(CONFIG, **change)
 
 
+def test_tensorboard_gets_the_same_numbers_and_clipping_logs_whether_it_acted(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    go(tmp_path, config=replace(CONFIG, gradient="clip"), tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    lines = [line for line in read_log(tmp_path / "log.jsonl") if "loss" in line]
+    shown = events.Scalars("loss")
+    assert [e.step for e in shown] == [line["step"] for line in lines]
+    assert [e.value for e in shown] == pytest.approx([line["loss"] for line in lines])
+    assert all(line["clipped"] == 0 for line in lines)  # at mean loss an RMS of 1 is never reached
+
+
 def test_a_log_that_a_crash_cut_short_is_read_up_to_there(tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps({"step": 1}) + "\n" + '{"step": 2, "lo')
     assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
