@@ -1,5 +1,6 @@
 """The command line: `pellucid train | prune | tasks | report | demo`."""
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from pellucid.recipes.workbench import Workbench, load_view
 from pellucid.tasks import TASKS
 from pellucid.tasks.task import accuracy
 from pellucid.training.loop import Interrupted
-from pellucid.training.progress import StepProgress, console
+from pellucid.training.progress import StepProgress, console, results
 from pellucid.viewer.compare import compare
 from pellucid.viewer.export import write_report
 
@@ -111,7 +112,7 @@ class Tasks:
             table.add_column("accuracy", justify="right")
         for name, question in TASKS.items():
             table.add_row(name, question.description, *(measured(bench, name, self.pairs) if bench else ()))
-        console.print(table)
+        results.print(table)
 
 
 def measured(bench: Workbench, name: str, pairs: int) -> tuple[str, str]:
@@ -148,7 +149,7 @@ class Report:
         if len(tasks) > 1:
             raise ValueError(f"one page shows one task, got {', '.join(sorted(tasks))}")
         (task,) = tasks
-        command = f"pellucid report {' '.join(map(str, self.circuits))} --out {self.out}"
+        command = shlex.join(["pellucid", "report", *map(str, self.circuits), "--out", str(self.out)])
         page = compare(views, task=task, title=f"Circuits of {task}", summary=[], reproduce=[command])
         print(write_report(page, self.out))
 
@@ -220,7 +221,9 @@ def main(args: Sequence[str] | None = None) -> None:
         parse(args)()
     except BrokenPipeError:
         raise SystemExit(1) from None
-    except (ValueError, OSError) as error:
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except (ValueError, OSError, ImportError) as error:
         console.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise SystemExit(2) from None
     except Interrupted as stop:

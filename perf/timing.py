@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from pellucid.core.files import write_atomic
+
 
 def medians(
     contestants: dict[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2
@@ -37,4 +39,4 @@ def record(claim: str, **numbers: object) -> None:
     }
     text = json.dumps(result, indent=1)
     print(text)
-    (Path(__file__).parent / "results" / f"{claim}.json").write_text(text + "\n")
+    write_atomic(Path(__file__).parent / "results" / f"{claim}.json", text + "\n")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pellucid.core.config import ModelConfig, from_fields
-from pellucid.core.files import atomic_directory, recover
+from pellucid.core.files import atomic_directory, settled
 from pellucid.core.transformer import Transformer, pick_device
 
 FORMAT = 1
@@ -33,21 +33,20 @@ def save_model(
     Matrices with under 10% nonzeros are stored as indices and values. `extra` holds further files by relative path.
     """
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    weights = pack(tensors)
+    files = {"model.safetensors": pack(tensors), **(extra or {})}
+    if tokenizer is not None:
+        files["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()
     config = {
         "format": FORMAT,
         "model": json.loads(model.config.to_json()),
-        "sha256": hashlib.sha256(weights).hexdigest(),
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
         "metadata": dict(metadata or {}),
     }
     with atomic_directory(path) as fresh:
-        (fresh / "model.safetensors").write_bytes(weights)
-        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        if tokenizer is not None:
-            (fresh / "tokenizer.json").write_text(tokenizer.to_str(pretty=True))
-        for name, data in (extra or {}).items():
+        for name, data in files.items():
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             (fresh / name).write_bytes(data)
+        (fresh / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Transformer:
@@ -57,7 +56,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Tran
     """
     path = find_checkpoint(path)
     config = read_config(path)
-    weights = read_weights(path / "model.safetensors", config["sha256"])
+    weights = read_weights(path)
     model = Transformer(from_fields(ModelConfig, config["model"]), device="cpu")
     want, have = model.state_dict(), weights.keys()
     if missing := sorted(want.keys() - have):
@@ -83,9 +82,7 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
 def find_checkpoint(path: str | Path) -> Path:
     """The checkpoint directory at `path` or at `path/checkpoint`."""
     path = Path(path)
-    for place in (path, path / "checkpoint"):
-        if place.parent.is_dir():
-            recover(place)
+    for place in (settled(path), settled(path / "checkpoint")):
         if (place / "config.json").exists():
             return place
     if path.suffix in (".pt", ".pth", ".bin", ".pkl", ".ckpt"):
@@ -102,22 +99,44 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged: {error}") from None
     if not isinstance(config, dict) or not {"format", "model", "sha256", "metadata"} <= config.keys():
         raise ValueError(f"{file} is not a checkpoint's config: it lacks format, model, sha256 or metadata")
+    if not isinstance(config["sha256"], dict) or not isinstance(config["model"], dict):
+        raise ValueError(f"{file} is not a checkpoint's config: its model and sha256 must be tables")
     if config["format"] != FORMAT:
         raise ValueError(f"{file} has format {config['format']!r}; this version reads {FORMAT}")
     return config
 
 
-def read_weights(file: Path, sha256: str) -> dict[str, Tensor]:
-    """The tensors in `file`, whose hash must be `sha256`."""
-    if not file.exists():
+def read_file(path: Path, name: str) -> bytes:
+    """The content of the file `name` of a checkpoint directory, which must have the hash that the config says."""
+    file, sha256 = path / name, read_config(path)["sha256"].get(name)
+    if sha256 is None or not file.exists():
         raise ValueError(f"{file} is missing")
     data = file.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
         raise ValueError(f"{file} is damaged or truncated: its SHA-256 is not the one in config.json")
+    return data
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint directory."""
+    data = read_file(path, "model.safetensors")
     try:
         return unpack(data)
     except (SafetensorError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from None
+        raise ValueError(f"{path / 'model.safetensors'} is damaged: {error}") from None
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer that was saved with the model in `path`, or in its `checkpoint/`."""
+    path = find_checkpoint(path)
+    try:
+        tokenizer = Tokenizer.from_str(read_file(path, "tokenizer.json").decode())
+    except ValueError:
+        raise
+    except Exception as error:  # the library raises a bare Exception
+        raise ValueError(f"{path / 'tokenizer.json'} is not a tokenizer: {error}") from None
+    tokenizer.encode_special_tokens = True  # text cannot forge the end of a document; JSON does not keep this
+    return tokenizer
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:

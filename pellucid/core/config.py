@@ -161,6 +161,14 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if self.d_vocab_out < 1:
+            raise ValueError(f"output_vocab must be positive, got {self.output_vocab!r}")
+        for layer in layers:
+            if not isinstance(layer, LayerConfig):
+                raise ValueError(f"layers must be LayerConfigs, got {layer!r}")
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)
@@ -216,6 +224,16 @@ def from_fields(cls: type, values: Mapping[str, Any]) -> Any:
         raise ValueError(f"{cls.__name__}: {error}") from None
 
 
+_FLAGS = (
+    "norm_gain",
+    "norm_bias",
+    "linear_bias",
+    "tied_embeddings",
+    "causal",
+    "sink",
+    "bigram",
+    "logits_bias",
+)
 _CHOICES = {
     "norm": get_args(Norm),
     "positions": get_args(Positions),

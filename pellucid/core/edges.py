@@ -65,7 +65,8 @@ class EdgeTap(Tap):
     """Cuts edges: each reader gets, for every edge into it, (1 - keep) * (corrupt write - current write) added.
 
     `keep` is (readers, writers) or, with one mask for each row of the batch, (b, readers, writers), in the order of
-    `edge_table(config)`. All ones leave the model as it is; all zeros give the corrupt run.
+    `edge_table(config)`. All ones leave the model as it is; all zeros give the corrupt run, except for what a bigram table
+    adds: it reads the tokens and is no writer.
     """
 
     def __init__(

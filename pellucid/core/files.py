@@ -26,35 +26,46 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 
 @contextlib.contextmanager
-def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_directory(path: str | os.PathLike[str], *, replace: bool = True) -> Iterator[Path]:
     """A fresh directory to fill, which takes the place of `path` when the block ends without an error.
 
-    The directory that was there stays whole until then, and can be found by `recover` after a crash in between.
+    The directory that was there stays whole until then; after a crash in between `settled` finds it. Without `replace`
+    one that is there by then is kept and the fresh one dropped: for content that is the same whoever writes it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    recover(path)
+    _recover(path)
     fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         os.chmod(fresh, 0o777 & ~_umask())
         yield fresh
         for file in fresh.rglob("*"):
             _sync(file)
-        old = _old(path)
+        if not replace:
+            with contextlib.suppress(OSError):  # another process was first
+                fresh.rename(path)
+            shutil.rmtree(fresh, ignore_errors=True)
+            return
         if path.exists():
-            path.rename(old)
+            path.rename(_old(path))
         fresh.rename(path)
         _sync(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(_old(path), ignore_errors=True)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
-        recover(path)
+        _recover(path)
         raise
 
 
-def recover(path: str | os.PathLike[str]) -> None:
+def settled(path: str | os.PathLike[str]) -> Path:
+    """`path`, or where its content stands while a writer, or a crash of one, has moved it aside. Changes nothing."""
+    path = Path(path)
+    return path if path.exists() or not _old(path).exists() else _old(path)
+
+
+def _recover(path: Path) -> None:
     """If a crash left `path` moved aside and nothing in its place, move it back."""
-    path, old = Path(path), _old(Path(path))
+    old = _old(path)
     if old.exists():
         if path.exists():
             shutil.rmtree(old)

@@ -32,6 +32,8 @@ def generate(
         raise ValueError("prompts must be non-empty, and each must have a token")
     if temperature < 0:
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be 1 or more, got {top_k}")
     longest = max(len(p) for p in prompts)
     if longest + max_new_tokens - 1 > model.config.n_ctx:
         raise ValueError(

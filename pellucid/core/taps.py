@@ -64,7 +64,7 @@ class Patch(Tap):
 
 
 class Mask(Tap):
-    """Keeps each site's channels by a mask in [0, 1]; the rest is replaced: `m * x + (1 - m) * fill`.
+    """Keeps each site's channels by a bool mask or one in [0, 1]; the rest is replaced: `m * x + (1 - m) * fill`.
 
     `masks[site]` has shape (width,) or any shape that broadcasts to the site's, and `fill[site]` too
     (default 0). Gradients flow into both.
@@ -75,9 +75,13 @@ class Mask(Tap):
         self.masks, self.fill = dict(masks), dict(fill or {})
 
     def __call__(self, site: str, x: Tensor) -> Tensor:
-        fill = self.fill.get(site)
+        fill, mask = self.fill.get(site), self.masks[site]
         fill = x.new_zeros(()) if fill is None else fill.to(x.dtype)
-        return torch.lerp(fill, x, self.masks[site].to(x.dtype))  # exactly x at 1 and exactly fill at 0
+        if mask.dtype == torch.bool:
+            return torch.where(mask, x, fill)
+        return torch.lerp(
+            fill, x, mask.to(x.dtype)
+        )  # exactly x at 1 and, where x is finite, exactly fill at 0
 
 
 class Ablate(Tap):

@@ -397,8 +397,12 @@ def pick_device(device: str | torch.device = "auto") -> torch.device:
     """A torch device; "auto" is the accelerator if there is one, else the CPU."""
     if str(device) != "auto":
         try:
+            torch.empty(0, device=device)
             return torch.device(device)
-        except RuntimeError:
-            raise ValueError(f"unknown device {device!r}; known: 'auto', 'cpu', 'cuda', 'mps', ...") from None
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"device {device!r} cannot be used: {reason}; 'auto' takes what there is"
+            ) from None
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found or torch.device("cpu")

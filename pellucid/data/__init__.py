@@ -4,7 +4,7 @@ from pellucid.data.batches import TokenBatches
 from pellucid.data.corpora import documents
 from pellucid.data.prepare import cache_root, prepare
 from pellucid.data.shards import Shard, build_shard
-from pellucid.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
+from pellucid.data.tokenizer import END_OF_TEXT, train_tokenizer
 
 __all__ = [
     "END_OF_TEXT",
@@ -13,7 +13,6 @@ __all__ = [
     "build_shard",
     "cache_root",
     "documents",
-    "load_tokenizer",
     "prepare",
     "train_tokenizer",
 ]

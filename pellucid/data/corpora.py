@@ -100,4 +100,5 @@ def _dataset(name: str, split: str) -> Iterator[str]:
             raise ValueError(
                 f"data set {name!r} has no column {' or '.join(TEXT_COLUMNS)}; it has {sorted(row)}"
             )
-        yield row[column]
+        if row[column]:
+            yield row[column]

@@ -53,7 +53,13 @@ def prepare(
         source["passes"] = passes = Counter()  # counted while the shard is written, before its meta is
         stream = _interleaved(mixture, tokenizer, split, seed, passes)
         shard = write_shard(
-            stream, tokenizer.get_vocab_size(), n_tokens, path, source=source, progress=progress
+            stream,
+            tokenizer.get_vocab_size(),
+            n_tokens,
+            path,
+            source=source,
+            progress=progress,
+            replace=False,
         )
     for corpus, n_passes in shard.meta["source"]["passes"].items():
         if n_passes > 1:

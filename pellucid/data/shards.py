@@ -96,14 +96,16 @@ def write_shard(
     *,
     source: dict[str, Any] | None = None,
     progress: Progress | None = None,
+    replace: bool = True,
 ) -> Shard:
-    """Like `build_shard`, from documents that are tokens already; `source` is kept in the shard's `meta`.
+    """Like `build_shard`, from documents that are tokens already; `source` is kept in the shard's `meta`, and without
+    `replace` a shard that is there already is kept.
 
     `progress(done, n_tokens)` is called about every million tokens and at the end.
     """
     if n_tokens < 1:
         raise ValueError(f"n_tokens must be at least 1, not {n_tokens}")
-    with atomic_directory(path) as fresh:
+    with atomic_directory(path, replace=replace) as fresh:
         dtype = np.uint16 if vocab_size <= np.iinfo(np.uint16).max else np.uint32
         count = _write_tokens(fresh / "tokens.npy", n_tokens, dtype, documents, progress)
         if not count:

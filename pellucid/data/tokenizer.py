@@ -1,8 +1,6 @@
 """A byte-level BPE tokenizer for code, whose tokens never straddle the places where the tasks ask a question."""
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -58,16 +56,3 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
     if token is None:
         raise ValueError(f"the tokenizer has no {END_OF_TEXT!r} token, which separates documents")
     return token
-
-
-def load_tokenizer(path: str | os.PathLike) -> Tokenizer:
-    """The tokenizer in the JSON file `path`; raises ValueError naming the file if it holds none."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        tokenizer = Tokenizer.from_str(text)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # tokenizers raises bare Exception for a JSON that is not a tokenizer
-        raise ValueError(f"{path} is not a tokenizer file: {error}") from error
-    tokenizer.encode_special_tokens = True
-    return tokenizer

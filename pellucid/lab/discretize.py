@@ -21,6 +21,9 @@ class Calibration:
     scale: Tensor
     shift: Tensor
 
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.scale * logits + self.shift
+
 
 @dataclass(frozen=True)
 class Discretized:
@@ -49,11 +52,6 @@ def calibrate(task: Task, logits: Tensor, batch: Batch, steps: int = 16) -> Cali
     return Calibration(scale.detach(), shift.detach())
 
 
-def calibrated_loss(task: Task, logits: Tensor, batch: Batch, calibration: Calibration) -> float:
-    """The task's loss on recalibrated logits."""
-    return task.metric(calibration.scale * logits + calibration.shift, batch).mean().item()
-
-
 class Probe:
     """Measures circuits against a target: calibration is fitted on one half of the pairs, the loss taken on the other."""
 
@@ -76,7 +74,7 @@ class Probe:
         logits = last_logits_by_length(self.model, self.batch, keep_only(kept, self.means))
         fit, score = self.batch.select(self.fit).last(), self.batch.select(~self.fit).last()
         calibration = calibrate(self.task, logits[self.fit], fit)
-        loss = calibrated_loss(self.task, logits[~self.fit], score, calibration)
+        loss = self.task.metric(calibration(logits[~self.fit]), score).mean().item()
         return Discretized(dict(kept), loss, loss <= self.target, calibration)
 
     def ablated(self, kept: Kept) -> float:

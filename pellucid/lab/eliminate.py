@@ -46,14 +46,19 @@ def eliminate(
     if not found.reached:
         return found
     nothing = probe({site: torch.zeros_like(mask) for site, mask in found.kept.items()})
-    most, least = max(found.loss, probe.target / 2), min(NECESSARY * nothing.loss, probe.ablated(found.kept))
+    most, least = (
+        max(found.loss, probe.target / 2),
+        min(NECESSARY * nothing.loss, 0.99 * probe.ablated(found.kept)),
+    )
 
     def holds(trial: Discretized) -> bool:
         return trial.loss <= most and probe.ablated(trial.kept) >= least
 
     for _ in range(rounds):
         candidates = least_attributed(model, task, means, found, strata)[:CANDIDATES]
-        cost = removal_losses(model, task, means, found, candidates, strata)
+        if not candidates:
+            return found
+        cost = removal_losses(model, task, means, found.kept, found.calibration, candidates, strata)
         order = [candidates[i] for i in cost.argsort(stable=True).tolist()]
         n, smaller = max(1, len(order) // 4), None
         while n >= 1 and smaller is None:
@@ -73,11 +78,6 @@ def without(kept: Kept, places: Sequence[Place]) -> dict[str, Tensor]:
     return out
 
 
-def loss_on(task: Task, logits: Tensor, batch: Batch, calibration: Calibration) -> Tensor:
-    """The loss (b,) of recalibrated logits (b, 1, v)."""
-    return task.metric(calibration.scale * logits + calibration.shift, batch.last())
-
-
 def least_attributed(
     model: Transformer, task: Task, means: Mapping[str, Tensor], found: Discretized, strata: Sequence[Batch]
 ) -> list[Place]:
@@ -85,7 +85,7 @@ def least_attributed(
     gates = {site: mask.to(model.wte.weight).requires_grad_() for site, mask in found.kept.items()}
     with torch.enable_grad():
         losses = [
-            loss_on(task, last_logits(model, batch, Mask(gates, means)), batch, found.calibration).mean()
+            task.metric(found.calibration(last_logits(model, batch, Mask(gates, means))), batch.last()).mean()
             for batch in strata
         ]
         grads = torch.autograd.grad(torch.stack(losses).mean(), list(gates.values()))
@@ -99,15 +99,16 @@ def removal_losses(
     model: Transformer,
     task: Task,
     means: Mapping[str, Tensor],
-    found: Discretized,
+    kept: Kept,
+    calibration: Calibration,
     candidates: Sequence[Place],
     strata: Sequence[Batch],
 ) -> Tensor:
-    """The circuit's loss without each of `candidates` alone (candidates,), at its present calibration."""
+    """The circuit's loss without each of `candidates` alone (candidates,), its logits recalibrated as they are."""
     losses = []
     for start in range(0, len(candidates), AT_ONCE):
         some = candidates[start : start + AT_ONCE]
-        masks = {site: mask.to(model.wte.weight).repeat(len(some), 1) for site, mask in found.kept.items()}
+        masks = {site: mask.to(model.wte.weight).repeat(len(some), 1) for site, mask in kept.items()}
         for row, (site, channel) in enumerate(some):
             masks[site][row, channel] = 0
         total = torch.zeros(len(some), device=model.device)
@@ -115,6 +116,6 @@ def removal_losses(
             stacked = {site: m.repeat_interleave(len(batch), dim=0)[:, None] for site, m in masks.items()}
             many = batch.repeat(len(some))
             logits = last_logits(model, many, Mask(stacked, means))
-            total += loss_on(task, logits, many, found.calibration).view(len(some), -1).mean(1)
+            total += task.metric(calibration(logits), many.last()).view(len(some), -1).mean(1)
         losses.append(total / len(strata))
     return torch.cat(losses)

@@ -43,6 +43,8 @@ def extreme_examples(
     """For each node its `n` highest and its `n` lowest activations on corpus `tokens`, one a sequence at most."""
     if not nodes:
         return [], []
+    seq_len = min(seq_len, model.config.n_ctx, (len(tokens) - 1) // n)
+    window = min(window, seq_len // 2)
     rows = max(n, min(sequences, (len(tokens) - 1) // seq_len))
     windows = TokenBatches(tokens, rows, seq_len, seed=0).at(0)[:, :-1]
     chunks = [record_nodes(model, part, nodes) for part in windows.split(64)]

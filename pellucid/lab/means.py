@@ -1,5 +1,6 @@
 """The mean of every node over the pretraining distribution: computed once a model, and kept with it."""
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -41,12 +42,17 @@ def stored_means(path: str | Path, model: Transformer, tokens, **options) -> dic
     file, model_hash = find_checkpoint(path) / "means.safetensors", content_hash(model)
     try:
         with safe_open(file, "pt") as stored:
-            if (stored.metadata() or {}).get("model") == model_hash:
-                return {site: stored.get_tensor(site).to(model.device) for site in stored.keys()}  # noqa: SIM118
+            kept = {site: stored.get_tensor(site) for site in stored.keys()}  # noqa: SIM118
+            if (stored.metadata() or {}) == {"model": model_hash, "sha256": digest(kept)}:
+                return {site: mean.to(model.device) for site, mean in kept.items()}
     except (OSError, SafetensorError):
         pass  # absent or damaged: they are computed anew
     means = node_means(model, tokens, **options)
-    write_atomic(
-        file, save({s: m.cpu().contiguous() for s, m in means.items()}, metadata={"model": model_hash})
-    )
+    kept = {site: mean.cpu().contiguous() for site, mean in means.items()}
+    write_atomic(file, save(kept, metadata={"model": model_hash, "sha256": digest(kept)}))
     return means
+
+
+def digest(means: dict[str, Tensor]) -> str:
+    """A hash of the means, to tell damage by."""
+    return hashlib.sha256(save(dict(sorted(means.items())))).hexdigest()

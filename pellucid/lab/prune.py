@@ -4,7 +4,8 @@ Weight-sparse transformers, A.5. Masks of several tries are learned at once, sta
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import get_args
 
@@ -25,10 +26,11 @@ from pellucid.lab.ablate import (
     remove,
     task_loss,
 )
-from pellucid.lab.discretize import Discretized, Probe, calibrated_loss, discretize
+from pellucid.lab.discretize import Discretized, Probe, discretize
 from pellucid.lab.eliminate import eliminate
-from pellucid.tasks.task import Batch, Task
+from pellucid.tasks.task import Batch, Task, accuracy
 from pellucid.training.precision import Precision, autocast
+from pellucid.training.schedules import warmup_decay
 
 STRATA = 4
 """Each step draws equally from so many lengths of prompt, so that short ones are not padded to the longest."""
@@ -98,8 +100,10 @@ class PruneConfig:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.precision not in get_args(Precision):
             raise unknown("precision", self.precision, get_args(Precision))
-        if self.pool < self.pairs:
-            raise ValueError(f"pool must be at least pairs = {self.pairs}, got {self.pool}")
+        if self.pool // STRATA < -(-self.pairs // STRATA):
+            raise ValueError(f"pool must hold pairs = {self.pairs} in each of its parts, got {self.pool}")
+        if self.measure < 4 * STRATA:
+            raise ValueError(f"measure must be at least {4 * STRATA} pairs, got {self.measure}")
 
     def key(self) -> str:
         """The whole search as one line of JSON, to tell whether a stored circuit is of the same one."""
@@ -162,9 +166,8 @@ def learn_masks(
         optimizer.zero_grad(set_to_none=True)
         (losses + k_coef * size).sum().backward()
         clip_tries(list(tau.values()), config.clip)
-        rise = max(1, round(config.warmup * config.steps))
-        fall = (config.steps - step) / max(1, config.steps - rise)
-        optimizer.param_groups[0]["lr"] = config.lr * min((step + 1) / rise, fall, 1.0)
+        rate = warmup_decay(step, config.steps, warmup=config.warmup, final=0.0)
+        optimizer.param_groups[0]["lr"] = config.lr * rate
         optimizer.step()
         with torch.no_grad():
             for t in tau.values():
@@ -211,7 +214,19 @@ def prune(
     model where it cannot do the task itself.
     """
     config = config or PruneConfig()
-    model = frozen(model)
+    with frozen(model) as model:
+        return search(model, task, means, config, seed, progress)
+
+
+def search(
+    model: Transformer,
+    task: Task,
+    means: Mapping[str, Tensor],
+    config: PruneConfig,
+    seed: int,
+    progress: Callable[..., None] | None,
+) -> Circuit:
+    """`prune`, of a model whose weights want no gradients."""
     probe = Probe(model, task, means, config.target, pairs=config.measure, seed=seed + 1)
     whole = probe(
         {
@@ -255,15 +270,14 @@ def measure(
     everything = {site: torch.ones_like(mask) for site, mask in kept.items()}
     with torch.no_grad():
         logits = last_logits_by_length(model, batch, keep_only(kept, means))
-        rows = torch.arange(len(logits), device=logits.device)
-        right, wrong = (logits[rows, 0, batch.answers[:, i]] for i in (0, 1))
     metrics = {
         "reached": found.reached,
+        "searched": bool(tries),
         "target": config.target,
         "full_task_loss": task_loss(model, task, batch),
         "circuit_task_loss": task.metric(logits, batch.last()).mean().item(),
-        "circuit_accuracy": (right > wrong).float().mean().item(),
-        "calibrated_task_loss": calibrated_loss(task, logits, batch.last(), found.calibration),
+        "circuit_accuracy": accuracy(logits, batch.last()).mean().item(),
+        "calibrated_task_loss": task.metric(found.calibration(logits), batch.last()).mean().item(),
         "ablated_task_loss": task_loss(model, task, batch, remove(kept, means)),
         "random_ablated_task_loss": sum(controls) / len(controls),
         "nothing_task_loss": task_loss(model, task, batch, remove(everything, means)),
@@ -296,7 +310,15 @@ def token_edges(model: Transformer, kept: Mapping[str, Tensor], read: Tensor, an
     )
 
 
-def frozen(model: Transformer) -> Transformer:
-    """The model in eval mode, uncompiled, with no gradients for its weights."""
+@contextmanager
+def frozen(model: Transformer) -> Iterator[Transformer]:
+    """The model uncompiled, in eval mode and with no gradients for its weights; as it was afterwards."""
     model = getattr(model, "_orig_mod", model)
-    return model.eval().requires_grad_(False)
+    training, wanted = model.training, {p: p.requires_grad for p in model.parameters()}
+    model.eval().requires_grad_(False)
+    try:
+        yield model
+    finally:
+        model.train(training)
+        for p, wants in wanted.items():
+            p.requires_grad_(wants)

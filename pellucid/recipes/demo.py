@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from pellucid.core.checkpoint import content_hash, load_metadata, load_model, save_model
@@ -17,7 +18,7 @@ from pellucid.recipes.registry import demo_dense, demo_sparse
 from pellucid.recipes.workbench import Workbench
 from pellucid.sparse.projection import Projection
 from pellucid.training.loop import evaluate
-from pellucid.training.progress import StepProgress, console
+from pellucid.training.progress import StepProgress, console, results
 from pellucid.viewer.compare import compare
 from pellucid.viewer.export import write_report
 from pellucid.viewer.schema import ModelView, Report
@@ -46,7 +47,11 @@ def demo(out: str | Path, *, seed: int = 0, smoke: bool = False, device: str = "
     """
     out, began = Path(out), time.perf_counter()
     sparse, dense = (sized(recipe, seed, smoke) for recipe in (demo_sparse(), demo_dense()))
-    search = replace(SEARCH, steps=4, pairs=4, pool=8, measure=8) if smoke else SEARCH
+    search = (
+        replace(SEARCH, target=10.0, hopeless=10.0, steps=4, pairs=4, pool=16, measure=16)
+        if smoke
+        else SEARCH
+    )
     prepared = prepare(sparse)
     for recipe, name in ((sparse, "sparse"), (dense, "dense")):
         run(recipe, out / name, device=device, resume=True, prepared=prepared)
@@ -147,11 +152,11 @@ def make_report(views: Sequence[ModelView], seed: int, smoke: bool) -> Report:
 
 def show(report: Report) -> None:
     """The report's table, on the terminal."""
-    table = Table(title=report.title, caption="; ".join(report.summary[:1]))
+    table = Table(title=escape(report.title), caption=escape("; ".join(report.summary[:1])))
     table.add_column("")
     for column in report.columns:
-        table.add_column(column, justify="right")
+        table.add_column(escape(column), justify="right")
     for row in report.rows:
-        cells = [f"[bold]{v}[/bold]" if i == row.best else v for i, v in enumerate(row.values)]
-        table.add_row(row.label, *cells)
-    console.print(table)
+        cells = [f"[bold]{v}[/bold]" if i == row.best else v for i, v in enumerate(map(escape, row.values))]
+        table.add_row(escape(row.label), *cells)
+    results.print(table)

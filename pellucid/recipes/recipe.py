@@ -8,12 +8,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from pellucid.core.config import ModelConfig
-from pellucid.core.transformer import Transformer
+from pellucid.core.transformer import Transformer, pick_device
 from pellucid.data.corpora import documents
 from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard
 from pellucid.data.tokenizer import train_tokenizer
 from pellucid.sparse.projection import Projection, SparsityConfig
+from pellucid.training import distributed
 from pellucid.training.config import TrainConfig
 from pellucid.training.loop import Trained, train
 
@@ -59,6 +60,16 @@ class Recipe:
     train: TrainConfig
     sparsity: SparsityConfig | None = None
 
+    def __post_init__(self):
+        if self.data.vocab_size > self.model.vocab_size:
+            raise ValueError(
+                f"the tokenizer's {self.data.vocab_size} tokens do not fit the model's vocabulary of {self.model.vocab_size}"
+            )
+        if self.train.seq_len > self.model.n_ctx:
+            raise ValueError(f"seq_len {self.train.seq_len} does not fit into n_ctx = {self.model.n_ctx}")
+        if not self.data.corpora:
+            raise ValueError("data.corpora must name at least one corpus")
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -89,7 +100,7 @@ def some_text(corpus: str, characters: int, seed: int) -> Iterator[str]:
 
 
 def prepare_data(recipe: Recipe, *, progress: Callable[[int, int], None] | None = None) -> Prepared:
-    """Tokenizer and token shards of a recipe, from the cache where they were made before."""
+    """The tokenizer of a recipe, trained anew, and its token shards, from the cache where they were made before."""
     data = recipe.data
     tokenizer = make_tokenizer(data)
     shard = prepare(
@@ -119,18 +130,22 @@ def run(
     prepared: Prepared | None = None,
 ) -> Trained:
     """Train what `recipe` says into the directory `out`."""
-    prepared = prepared or prepare_data(recipe)
-    model = Transformer(recipe.model, seed=recipe.train.seed, device=device)
-    return train(
-        model,
-        recipe.train,
-        prepared.train.tokens,
-        out,
-        constraint=Projection(model, recipe.sparsity) if recipe.sparsity else None,
-        validation={name: shard.tokens for name, shard in prepared.validation.items()},
-        tokenizer=prepared.tokenizer,
-        recipe=asdict(recipe),
-        resume=resume,
-        tensorboard=tensorboard,
-        label=recipe.name,
-    )
+    with distributed.process_group(pick_device(device)):
+        if prepared is None:
+            with distributed.first():
+                prepared = prepare_data(recipe)
+        model = Transformer(recipe.model, seed=recipe.train.seed, device=device)
+        return train(
+            model,
+            recipe.train,
+            prepared.train.tokens,
+            out,
+            constraint=Projection(model, recipe.sparsity) if recipe.sparsity else None,
+            validation={name: shard.tokens for name, shard in prepared.validation.items()},
+            tokenizer=prepared.tokenizer,
+            recipe=asdict(recipe),
+            made_from={"tokens": prepared.train.meta["blake2b"]},
+            resume=resume,
+            tensorboard=tensorboard,
+            label=recipe.name,
+        )

@@ -10,20 +10,19 @@ from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pellucid.core.checkpoint import content_hash, find_checkpoint, load_metadata, load_model
+from pellucid.core.checkpoint import content_hash, find_checkpoint, load_metadata, load_model, load_tokenizer
 from pellucid.core.circuit import Circuit
 from pellucid.core.files import write_atomic
 from pellucid.core.transformer import Transformer
 from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard
-from pellucid.data.tokenizer import load_tokenizer
 from pellucid.lab.means import stored_means
 from pellucid.lab.prune import PruneConfig, prune
 from pellucid.recipes.recipe import Recipe
+from pellucid.recipes.view import Subject, model_view
 from pellucid.tasks import make_task
 from pellucid.tasks.task import Task
 from pellucid.training.log import read_log
-from pellucid.viewer.build import Subject, model_view
 from pellucid.viewer.schema import ModelView
 
 MEAN_TOKENS = 262_144
@@ -46,7 +45,7 @@ class Workbench:
     def open(cls, path: str | Path, *, device: str = "auto") -> "Workbench":
         """The run at `path`; a `ValueError` if it was not trained from a recipe."""
         path = Path(path)
-        metadata, tokenizer = load_metadata(path), load_tokenizer(find_checkpoint(path) / "tokenizer.json")
+        metadata, tokenizer = load_metadata(path), load_tokenizer(path)
         model = load_model(path, device=device).eval()
         if not metadata.get("recipe"):
             raise ValueError(
@@ -93,6 +92,7 @@ class Workbench:
             "validation_loss": self.validation_loss,
             **{f"validation_loss_{name}": loss for name, loss in self.metadata["validation"].items()},
             **parameter_counts(self.model),
+            "task": task.name,
             "tokens": self.metadata["tokens"],
             **circuit.metrics,
             "token_edges": circuit.token_edges,
@@ -114,10 +114,12 @@ class Workbench:
         )
 
     @property
-    def validation_loss(self) -> float:
-        """Nats a token, over the corpora by their share of the mixture."""
+    def validation_loss(self) -> float | None:
+        """Nats a token, over the corpora by their share of the mixture; None if training has not got that far."""
         weights = {c.name: c.weight for c in self.recipe.data.corpora}
         losses = self.metadata["validation"]
+        if not losses:
+            return None
         return sum(weights[name] * loss for name, loss in losses.items()) / sum(weights[n] for n in losses)
 
 

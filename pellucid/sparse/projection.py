@@ -68,6 +68,8 @@ class SparsityConfig:
         """The fraction at a `progress` of training in 0..1: from 1 down to the target."""
         if progress >= self.anneal_end:
             return self.fraction
+        if progress < self.anneal_start:
+            return 1.0
         span = self.anneal_end - self.anneal_start
         through = min(1.0, max(0.0, (progress - self.anneal_start) / span))
         return self.fraction + (1 - self.fraction) * (1 - through) ** self.anneal_power

@@ -72,9 +72,15 @@ class TrainConfig:
     """Steps between checkpoints; 0 is only at the end."""
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "seq_len", "log_every"):
+        for name in ("steps", "batch_size", "seq_len", "log_every", "validation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("validate_every", "checkpoint_every", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise ValueError(f"{name} must be less than 1")
         for name in ("lr", "eps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

@@ -10,15 +10,14 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def process_group() -> Iterator[None]:
-    """Joins the other ranks if `torchrun` started this process, and leaves them at the end."""
+def process_group(device: torch.device) -> Iterator[None]:
+    """Joins the other ranks if `torchrun` started this process, each with its own GPU, and leaves them at the end."""
     if "WORLD_SIZE" not in os.environ or dist.is_initialized():
         yield
         return
-    cuda = torch.cuda.is_available()
-    if cuda:
+    if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    dist.init_process_group("nccl" if cuda else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
         yield
     finally:
@@ -41,6 +40,16 @@ def wrap(module: nn.Module) -> nn.Module:
 def barrier() -> None:
     if size() > 1:
         dist.barrier()
+
+
+@contextmanager
+def first() -> Iterator[None]:
+    """Rank 0 goes through the block alone, then all others: for work whose result the others find on disk."""
+    if rank() != 0:
+        barrier()
+    yield
+    if rank() == 0:
+        barrier()
 
 
 def sum_of(x: Tensor) -> Tensor:

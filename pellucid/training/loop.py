@@ -98,6 +98,7 @@ def train(
     validation: Mapping[str, Any] | None = None,
     tokenizer: Tokenizer | None = None,
     recipe: Mapping[str, Any] | None = None,
+    made_from: Mapping[str, Any] | None = None,
     resume: bool = False,
     tensorboard: bool = False,
     label: str = "train",
@@ -108,15 +109,16 @@ def train(
     `validation` maps a corpus' name to its token ids. With `resume`, a run in `out` goes on where its last checkpoint
     stood, and ends bit for bit as if it had not stopped (on a CPU). An interrupt or termination signal, or reaching
     `stop_after` steps, writes a checkpoint and raises `Interrupted`. Under `torchrun` all ranks share each batch.
+    `made_from` identifies the data: a resumed run must have the same.
     Raises `ValueError` if `out` holds a run and `resume` is off, or another run's.
     """
     out, validation = Path(out), dict(validation or {})
-    description = {"train": asdict(config), "recipe": dict(recipe or {})}
-    with distributed.process_group():
+    description = {"train": asdict(config), "recipe": dict(recipe or {}), "data": dict(made_from or {})}
+    with distributed.process_group(model.device):
         start, seconds = begin(model, out, description, resume)
         step = Step(model, config, constraint)
         if start:
-            load_state(find_checkpoint(out) / "train_state", model, step.optimizer)
+            load_state(find_checkpoint(out), model, step.optimizer)
         if constraint is not None:
             constraint.begin()
         batches = TokenBatches(
@@ -161,7 +163,7 @@ def train(
                 if validation and (last or (config.validate_every and done % config.validate_every == 0)):
                     losses = {name: evaluate(model, tokens, config) for name, tokens in validation.items()}
                     log.write(done, **{f"validation/{name}": loss for name, loss in losses.items()},
-                              kurtosis=residual_kurtosis(model, next(iter(validation.values())), config))  # fmt: skip
+                              **residual_kurtosis(model, next(iter(validation.values())), config))  # fmt: skip
                     bar.show(validation=sum(losses.values()) / len(losses))
                 halt = distributed.any_of(stopped.is_set()) or done == stop_after
                 if last or halt or (config.checkpoint_every and done % config.checkpoint_every == 0):
@@ -201,7 +203,7 @@ def begin(model: Transformer, out: Path, description: dict[str, Any], resume: bo
 
 @torch.no_grad()
 def evaluate(model: Transformer, tokens: Any, config: TrainConfig) -> float:
-    """Mean cross-entropy in nats on the first `validation_tokens` of `tokens`, in float32; ranks share the work."""
+    """Mean cross-entropy in nats on about `validation_tokens` of `tokens`, always the same, in float32; ranks share."""
     rows = max(1, min(config.validation_tokens, len(tokens) - 1) // config.seq_len)
     batches = TokenBatches(tokens, min(rows, config.batch_size), config.seq_len, seed=0)
     n = max(1, rows // batches.batch_size)
@@ -212,12 +214,13 @@ def evaluate(model: Transformer, tokens: Any, config: TrainConfig) -> float:
 
 
 @torch.no_grad()
-def residual_kurtosis(model: Transformer, tokens: Any, config: TrainConfig) -> float:
-    """Figure 10's statistic of the final residual stream on a few sequences."""
+def residual_kurtosis(model: Transformer, tokens: Any, config: TrainConfig) -> dict[str, float]:
+    """Figure 10's statistic of the final residual stream on a few sequences: over channels, and over tokens."""
     recorder = Recorder({"final"})
     windows = TokenBatches(tokens, 4, config.seq_len, seed=0).at(0)
     model(windows[:, :-1].to(model.device), tap=recorder)
-    return kurtosis(recorder.values["final"])
+    final = recorder.values["final"]
+    return {"kurtosis": kurtosis(final), "kurtosis_of_channels": kurtosis(final.flatten(0, 1).T)}
 
 
 @contextmanager

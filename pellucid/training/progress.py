@@ -16,6 +16,9 @@ from rich.progress import (
 from pellucid.training import distributed
 
 console = Console(stderr=True)
+"""For progress and errors."""
+results = Console()
+"""For what a command was asked for."""
 
 
 class StepProgress:

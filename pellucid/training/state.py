@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
+
+from pellucid.core.checkpoint import read_file
+
+FILE = "train_state/optimizer.safetensors"
 
 
 def pack_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
@@ -15,18 +18,15 @@ def pack_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         for name, p in model.named_parameters()
         for key, value in optimizer.state.get(p, {}).items()
     }
-    return {"train_state/optimizer.safetensors": save(tensors)}
+    return {FILE: save(tensors)}
 
 
 def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the state that `pack_state` wrote back into `optimizer`. A damaged file is a `ValueError` that names it."""
-    file = path / "optimizer.safetensors"
-    try:
-        tensors = load(file.read_bytes())
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{file} is missing or damaged, so the run cannot be resumed: {error}") from None
+    """Put the state in the checkpoint at `path` back into `optimizer`. A damaged file is a `ValueError` that names it."""
+    file = path / FILE
+    tensors = load(read_file(path, FILE))
     for name, p in model.named_parameters():
         state = {k.split("@")[1]: v for k, v in tensors.items() if k.split("@")[0] == name}
         if p.requires_grad and not state:
             raise ValueError(f"{file} has no state for {name}")
-        optimizer.state[p] = {k: v if k == "step" else v.to(p.device) for k, v in state.items()}
+        optimizer.state[p] = {k: v.to(p.device) for k, v in state.items()}

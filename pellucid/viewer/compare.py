@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 
 import torch
 
@@ -27,6 +28,8 @@ def percent(value: Value) -> str:
 
 CORPUS = "validation_loss_"
 """What the names of a corpus' own validation loss begin with."""
+OF_CIRCUIT = ("nodes", "edges", "token_edges")
+"""What only circuits that met the target compete for."""
 MEASURES: tuple[tuple[str, str, str, Callable[[Value], str], Callable | None], ...] = (
     ("validation_loss", "Validation loss", "Nats a token on held-out text, over all corpora.", nats, min),
     ("parameters", "Parameters", "Without the bigram table and sinks.", count, None),
@@ -76,7 +79,9 @@ def compare(
             view.model_copy(
                 update={
                     "metrics": {
-                        k: v for k, v in view.metrics.items() if k not in in_table | {"search", "target"}
+                        k: v
+                        for k, v in view.metrics.items()
+                        if k not in in_table | {"search", "target", "task", "reached", "searched"}
                     }
                 }
             )
@@ -100,12 +105,11 @@ def row(
     values = [view.metrics.get(key) for view in views]
     competing = {
         i: v for i, (v, view) in enumerate(zip(values, views, strict=True))
-        if v is not None and (view.circuit is not None or key == "validation_loss")
+        if v is not None and (view.circuit is not None or key not in OF_CIRCUIT)
     }  # fmt: skip
     winner = best(competing, key=competing.__getitem__) if best and len(competing) > 1 else None
-    in_circuit = key in ("nodes", "edges", "token_edges")
     texts = [
-        "-" if v is None else show(v) + (" (missed)" if in_circuit and view.circuit is None else "")
+        "-" if v is None else show(v) + (" (missed)" if key in OF_CIRCUIT and view.circuit is None else "")
         for v, view in zip(values, views, strict=True)
     ]
     return Row(label=label, help=help, values=tuple(texts), best=winner)
@@ -113,10 +117,8 @@ def row(
 
 def provenance() -> dict[str, str]:
     """The software and hardware that made a page."""
-    from pellucid import __version__
-
     return {
-        "pellucid": __version__,
+        "pellucid": version("pellucid"),
         "torch": torch.__version__,
         "Python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",

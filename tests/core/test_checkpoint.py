@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pellucid import ModelConfig, Transformer, load_model, save_model, uniform
-from pellucid.core.checkpoint import content_hash, load_metadata, pack, unpack
+from pellucid.core.checkpoint import content_hash, load_metadata, load_tokenizer, pack, unpack
 from pellucid.core.files import atomic_directory, write_atomic
+from pellucid.data import END_OF_TEXT, train_tokenizer
 from tests.core.strategies import configs, scrambled, some_tokens
 
 MODEL = ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=uniform(1, 2, 4, 6))
@@ -39,6 +40,40 @@ def test_any_model_comes_back_bit_for_bit(tmp_path, config, dtype, seed):
     assert load_metadata(tmp_path / "m") == {"seed": seed}
     tokens = some_tokens(seed, 2, 5)
     assert torch.equal(model(tokens), loaded(tokens))
+
+
+def test_the_tokenizer_comes_back_with_the_model_and_no_text_can_forge_the_end_of_a_document(tmp_path):
+    tokenizer = train_tokenizer(["a b c"] * 9, 257)
+    save_model(Transformer(MODEL, device="cpu"), tmp_path / "m", tokenizer=tokenizer)
+    loaded = load_tokenizer(tmp_path / "m")
+    assert loaded.to_str() == tokenizer.to_str()
+    assert loaded.encode(f"a {END_OF_TEXT}").ids == tokenizer.encode(f"a {END_OF_TEXT}").ids
+    assert 0 not in loaded.encode(END_OF_TEXT).ids
+    file = tmp_path / "m" / "tokenizer.json"
+    file.write_text(file.read_text().replace("BPE", "BPF"))
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged or truncated"):
+        load_tokenizer(tmp_path / "m")
+    file.unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
+        load_tokenizer(tmp_path / "m")
+
+
+def test_a_reader_leaves_a_checkpoint_that_is_being_replaced_alone(tmp_path):
+    """Between a writer's two renames the old checkpoint stands beside: it can be read there, and is not moved."""
+    model = Transformer(MODEL, device="cpu")
+    save_model(model, tmp_path / "m")
+    (tmp_path / "m").rename(tmp_path / ".m.old")
+    assert content_hash(load_model(tmp_path / "m", device="cpu")) == content_hash(model)
+    assert [p.name for p in tmp_path.iterdir()] == [".m.old"]
+
+
+def test_of_two_writers_of_the_same_content_the_first_is_kept(tmp_path):
+    with atomic_directory(tmp_path / "d", replace=False) as late:
+        (late / "x").write_text("late")
+        with atomic_directory(tmp_path / "d", replace=False) as early:
+            (early / "x").write_text("early")
+    assert (tmp_path / "d" / "x").read_text() == "early"
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
 
 
 def test_sparse_matrices_take_little_room():
@@ -187,6 +222,9 @@ def test_a_config_comes_back_from_json(config):
             "unknown activation sparsity site 'attn.kk'",
         ),
         ({"mlp_input": {"size": 3}}, "mlp_input needs a 'kind'"),
+        ({"layers": (3,)}, "layers must be LayerConfigs, got 3"),
+        ({"output_vocab": -3}, "output_vocab must be positive, got -3"),
+        ({"bigram": "no"}, "bigram must be True or False, got 'no'"),
         ({"layers": ({"heads": (-4,)},)}, "heads must be positive sizes"),
     ],
 )

@@ -21,7 +21,7 @@ class Halve(nn.Module):
         return self.factor * x, x.square().mean()
 
 
-@pytest.fixture()
+@pytest.fixture
 def installed(monkeypatch):
     point = EntryPoint(name="halve", value="tests.core.test_parts:Halve", group="pellucid.parts")
     monkeypatch.setattr(parts, "entry_points", lambda group: [point] if group == "pellucid.parts" else [])

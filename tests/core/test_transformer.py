@@ -324,7 +324,7 @@ def test_bad_input_is_named(call, message):
 
 
 def test_an_unknown_device_is_named():
-    with pytest.raises(ValueError, match="unknown device 'gpu7'"):
+    with pytest.raises(ValueError, match="device 'gpu7' cannot be used"):
         Transformer(ModelConfig(vocab_size=11, d_model=8, n_ctx=9, layers=()), device="gpu7")
 
 

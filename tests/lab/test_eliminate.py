@@ -45,9 +45,9 @@ def test_single_removals_stacked_equal_removals_one_by_one_and_attribution_ranks
     needed = {(site, c) for site, channels in CIRCUIT.items() for c in channels}
     assert needed & set(places[: len(places) // 2]) == set()
     some = [*places[:20], *needed]
-    together = removal_losses(model, task, means, whole, some, strata)
+    together = removal_losses(model, task, means, whole.kept, whole.calibration, some, strata)
     for place, loss in zip(some, together.tolist(), strict=True):
-        alone = removal_losses(model, task, means, whole, [place], strata)
+        alone = removal_losses(model, task, means, whole.kept, whole.calibration, [place], strata)
         assert loss == pytest.approx(alone.item(), abs=1e-5)
     assert together[:20].max() < together[20:].min()
 

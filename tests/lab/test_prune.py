@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from pellucid import Ablate, Circuit, Edge, Node, Tap, chain, record
+from pellucid import Ablate, Circuit, Edge, Node, Patch, Tap, chain, record
 from pellucid.core.checkpoint import content_hash, save_model
 from pellucid.core.circuit import channel_circuit, count_edges, kept_masks, matrices
 from pellucid.core.sites import node_sites
 from pellucid.lab.ablate import keep_only, last_logits, random_others, remove, task_loss
-from pellucid.lab.discretize import Probe, calibrate, calibrated_loss, discretize, top_nodes
+from pellucid.lab.discretize import Probe, calibrate, discretize, top_nodes
 from pellucid.lab.examples import extreme_examples, record_nodes
 from pellucid.lab.means import node_means, stored_means
 from pellucid.lab.prune import Heaviside, PruneConfig, learn_masks, prune
@@ -60,6 +60,14 @@ def test_it_is_sufficient_and_necessary_and_random_nodes_are_not(circuit, model,
     kept = kept_masks(circuit, model)
     assert task_loss(model, ToyTask(), batch, keep_only(kept, means)) == pytest.approx(m["circuit_task_loss"])
     assert task_loss(model, ToyTask(), batch, remove(kept, means)) == pytest.approx(m["ablated_task_loss"])
+
+
+def test_pruning_leaves_the_model_as_it_was():
+    model = toy_model().train()
+    means = node_means(model, TEXT, seq_len=15)
+    prune(model, ToyTask(), means, config=PruneConfig(steps=2, pairs=4, pool=16, measure=16))
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
 
 
 def test_the_same_seed_finds_the_same_circuit(circuit, model, means):
@@ -124,23 +132,23 @@ def test_an_edge_between_channels_carries_what_its_weight_says(model):
     tokens = ToyTask().pairs(2).tokens
     model = scrambled(model.config, 3)
     for writer, reader, weight in matrices(model):
-        if reader.endswith(".out") and writer.endswith(".v"):
-            continue  # through the pattern: not one to one
         fill = torch.full((weight.shape[1],), 0.7)
-        before = record(model, tokens, [reader, writer])
+        before = record(model, tokens, [reader, writer, "0.attn.mix", "0.attn.pattern", "0.mlp.in"])
         moved = {}
 
         def keep(site, x, moved=moved):
             moved[site] = x
             return x
 
-        model(tokens, tap=chain(Ablate({writer: [2]}, {writer: fill}), Tap.at(keep, [reader])))
-        change = (fill[2] - before[writer][..., 2:3]) * weight[:, 2]
+        source = "0.attn.mix" if writer.endswith(".v") else writer  # a constant value is mixed to itself
+        freeze = Patch({"0.attn.pattern": before["0.attn.pattern"]})
+        model(tokens, tap=chain(freeze, Ablate({writer: [2]}, {writer: fill}), Tap.at(keep, [reader])))
+        change = (fill[2] - before[source][..., 2:3]) * weight[:, 2]
+        expected = before[reader] + change
         if reader.endswith(".act"):
-            continue  # behind the nonlinearity
-        torch.testing.assert_close(
-            moved[reader] - before[reader], change.expand_as(before[reader]), atol=1e-5, rtol=1e-4
-        )
+            fc = model.blocks[0].mlp.fc
+            expected = torch.relu(fc(before["0.mlp.in"]) + change)
+        torch.testing.assert_close(moved[reader], expected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_smallest_number_of_nodes_is_found_and_never_one_that_misses(model, means):
@@ -174,13 +182,13 @@ def test_calibration_undoes_a_wrong_scale_and_shift(model):
     spoilt = 0.05 * logits
     spoilt[..., 2] += 3.0
     before = task.metric(spoilt, batch.last()).mean().item()
-    fitted = calibrated_loss(task, spoilt, batch.last(), calibrate(task, spoilt, batch.last()))
+    fitted = task.metric(calibrate(task, spoilt, batch.last())(spoilt), batch.last()).mean().item()
     assert before > 1
     assert fitted < 0.05
     constant = torch.zeros_like(logits)
-    assert calibrated_loss(
-        task, constant, batch.last(), calibrate(task, constant, batch.last())
-    ) == pytest.approx(math.log(2))
+    assert task.metric(
+        calibrate(task, constant, batch.last())(constant), batch.last()
+    ).mean().item() == pytest.approx(math.log(2))
 
 
 def test_means_are_over_tokens_and_positions_and_are_kept_with_the_model(model, tmp_path):
@@ -244,7 +252,9 @@ def test_examples_are_where_the_node_is_highest_and_lowest(model):
     [
         ({"k_coefs": ()}, "k_coefs must name at least one try"),
         ({"target": 0}, "target must be positive, got 0"),
-        ({"pool": 3}, "pool must be at least pairs = 64, got 3"),
+        ({"pool": 3}, "pool must hold pairs = 64 in each of its parts, got 3"),
+        ({"pairs": 5, "pool": 5}, "pool must hold pairs = 5"),
+        ({"measure": 15}, "measure must be at least 16 pairs, got 15"),
     ],
 )
 def test_bad_settings_are_named(fields, message):

@@ -125,7 +125,8 @@ def test_the_fraction_falls_linearly_from_one_to_the_target_in_the_first_half():
     assert config.at((0.01 + 0.5) / 2) == pytest.approx(0.55)
     assert config.at(0.5) == config.at(1.0) == 0.1
     assert SparsityConfig(fraction=0.1, anneal_power=3).at((0.01 + 0.5) / 2) == pytest.approx(0.1 + 0.9 / 8)
-    assert SparsityConfig(fraction=0.1, anneal_start=0.0, anneal_end=0.0).at(0.0) == 0.1
+    at_once = SparsityConfig(fraction=0.1, anneal_start=0.3, anneal_end=0.3)
+    assert (at_once.at(0.0), at_once.at(0.29), at_once.at(0.3)) == (1.0, 1.0, 0.1)
 
 
 def test_the_seeds_schedule_bug_can_be_had():

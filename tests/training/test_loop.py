@@ -81,6 +81,8 @@ def test_a_run_is_neither_overwritten_nor_mixed_with_another(tmp_path):
         go(tmp_path)
     with pytest.raises(ValueError, match=r"holds another run: train\.lr differ"):
         go(tmp_path, config=replace(CONFIG, lr=2e-2), resume=True)
+    with pytest.raises(ValueError, match=r"holds another run: data\.tokens differ"):
+        go(tmp_path, resume=True, made_from={"tokens": "other"})
 
 
 def test_damaged_training_state_is_named(tmp_path):
@@ -88,7 +90,7 @@ def test_damaged_training_state_is_named(tmp_path):
         go(tmp_path, stop_after=4)
     file = tmp_path / "checkpoint" / "train_state" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"optimizer\.safetensors is missing or damaged"):
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors is damaged or truncated"):
         go(tmp_path, resume=True)
 
 
@@ -237,6 +239,9 @@ def test_kurtosis_of_a_gaussian_is_the_log_of_three_and_of_a_spike_large():
         ({"steps": 0}, "steps must be 1 or more, got 0"),
         ({"lr": -1.0}, "lr must be positive, got -1.0"),
         ({"warmup": 2.0}, r"warmup must be in 0..1, got 2.0"),
+        ({"validation_tokens": -5}, "validation_tokens must be 1 or more, got -5"),
+        ({"weight_decay": -1.0}, "weight_decay must be 0 or more"),
+        ({"beta2": 1.0}, "beta2 must be less than 1"),
         ({"gradient": "normalise"}, "unknown gradient 'normalise'; did you mean 'normalize'"),
         ({"precision": "float16"}, "unknown precision 'float16'; did you mean 'bfloat16' or 'float32'"),
     ],
@@ -256,6 +261,13 @@ def test_tensorboard_gets_the_same_numbers_and_clipping_logs_whether_it_acted(tm
     assert [e.step for e in shown] == [line["step"] for line in lines]
     assert [e.value for e in shown] == pytest.approx([line["loss"] for line in lines])
     assert all(line["clipped"] == 0 for line in lines)  # at mean loss an RMS of 1 is never reached
+    steep = Transformer(replace(MODEL, norm="none"), seed=0, device="cpu")
+    with torch.no_grad():
+        steep.wte.weight.mul_(1e6)
+    train(steep, replace(CONFIG, gradient="clip", steps=2, log_every=1), TOKENS, tmp_path / "steep")
+    line = read_log(tmp_path / "steep" / "log.jsonl")[0]
+    assert line["gradient_rms"] > 1
+    assert line["clipped"] == 1
 
 
 def test_a_log_that_a_crash_cut_short_is_read_up_to_there(tmp_path):

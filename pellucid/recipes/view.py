@@ -8,9 +8,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pellucid.core.circuit import Circuit, Node, kept_masks
-from pellucid.core.taps import Mask
 from pellucid.core.transformer import Transformer
-from pellucid.lab.ablate import last_logits
+from pellucid.lab.ablate import keep_only, task_loss
+from pellucid.lab.discretize import Calibration
+from pellucid.lab.eliminate import removal_losses
 from pellucid.lab.examples import Example, extreme_examples, record_nodes
 from pellucid.tasks.task import Batch, Task
 from pellucid.viewer.schema import TOKEN, CircuitView, Curve, EdgeView, ModelView, NodeView, Snippet
@@ -42,23 +43,35 @@ def model_view(
 ) -> ModelView:
     """One model of a report. A circuit that missed its target is not drawn, and the view's note says so."""
     reached = bool(circuit.metrics.get("reached"))
-    note = None
-    if not reached:
-        note = (
-            f"unreachable: no circuit met the target of {circuit.metrics['target']} nats; the best one had "
-            f"{circuit.metrics['calibrated_task_loss']:.3f} at {len(circuit.edges):,} edges"
-        )
     return ModelView(
         name=name,
         description=description,
         metrics={k: int(v) if isinstance(v, bool) else v for k, v in metrics.items()},
         circuit=circuit_view(subject, circuit) if reached else None,
-        note=note,
+        note=verdict(circuit),
         curves=tuple(
             Curve(name=key, x=tuple(x for x, _ in points), y=tuple(y for _, y in points))
             for key, points in curves.items()
         ),
     )
+
+
+def verdict(circuit: Circuit) -> str | None:
+    """What must be said of a circuit that fell short: of the task, of the target, or of it on held-out data."""
+    m = circuit.metrics
+    loss = f"{m['calibrated_task_loss']:.3f} nats"
+    if not m.get("searched"):
+        return f"cannot do the task: the whole model's loss, recalibrated, is {loss}; nothing was searched"
+    if not m.get("reached"):
+        return (
+            f"unreachable: no circuit met the target of {m['target']} nats; the best one had {loss} on held-out "
+            f"data at {len(circuit.edges):,} edges"
+        )
+    if float(m["calibrated_task_loss"] or 0) > float(m["target"] or 0):
+        return (
+            f"met its target of {m['target']} nats on the pairs of the search; on held-out ones it has {loss}"
+        )
+    return None
 
 
 def circuit_view(subject: Subject, circuit: Circuit) -> CircuitView:
@@ -120,24 +133,13 @@ def count_by(nodes) -> dict[Node, int]:
     return counts
 
 
-@torch.no_grad()
 def node_importance(subject: Subject, circuit: Circuit, nodes: Sequence[Node], batch: Batch) -> list[float]:
-    """How much the task loss rises when each node alone is frozen at its mean too; masks stacked on the batch axis."""
+    """How much the task loss rises when each node alone is frozen at its mean too."""
     model, kept = subject.model, kept_masks(circuit, subject.model)
-
-    def losses(without: Sequence[Node | None]) -> Tensor:
-        masks = {site: m.float().repeat(len(without), 1) for site, m in kept.items()}
-        for row, node in enumerate(without):
-            if node is not None:
-                masks[node.site][row, node.channel] = 0
-        stacked = {site: m.repeat_interleave(len(batch), dim=0)[:, None] for site, m in masks.items()}
-        many = batch.repeat(len(without))
-        logits = last_logits(model, many, Mask(stacked, subject.means))
-        return subject.task.metric(logits, many.last()).view(len(without), -1).mean(1)
-
-    base = losses([None])[0]
-    chunks = [nodes[i : i + 16] for i in range(0, len(nodes), 16)]
-    return [x for chunk in chunks for x in (losses(chunk) - base).tolist()]
+    as_is = Calibration(torch.ones((), device=model.device), torch.zeros((), device=model.device))
+    places = [(node.site, node.channel) for node in nodes]
+    without = removal_losses(model, subject.task, subject.means, kept, as_is, places, [batch])
+    return (without - task_loss(model, subject.task, batch, keep_only(kept, subject.means))).tolist()
 
 
 def task_snippets(subject: Subject, nodes: Sequence[Node], batch: Batch) -> dict[Node, tuple[Snippet, ...]]:
