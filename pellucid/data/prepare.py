@@ -38,8 +38,9 @@ def prepare(
 ) -> Shard:
     """A shard of `n_tokens` tokens of the corpora in `mixture` (name, weight), interleaved by weight in tokens.
 
-    Kept in `cache_dir` (default: `cache_root()`) under a hash of everything that it depends on. A corpus that ends
-    starts again, with a warning that says how often.
+    Kept in `cache_dir` (default: `cache_root()`) under a hash of everything that it depends on: generated text is known by
+    its version, the standard library by Python's, files by size and time, a data set on a hub by its name alone. A corpus
+    that ends starts again, with a warning that says how often.
     Raises ValueError for an unknown corpus, one without text, or a weight that is not positive.
     """
     if not mixture or any(not weight > 0 for _, weight in mixture):
