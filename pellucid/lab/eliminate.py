@@ -105,7 +105,7 @@ def removal_losses(
     strata: Sequence[Batch],
 ) -> Tensor:
     """The circuit's loss without each of `candidates` alone (candidates,), its logits recalibrated as they are."""
-    losses = []
+    losses = [torch.zeros(0, device=model.device)]
     for start in range(0, len(candidates), AT_ONCE):
         some = candidates[start : start + AT_ONCE]
         masks = {site: mask.to(model.wte.weight).repeat(len(some), 1) for site, mask in kept.items()}

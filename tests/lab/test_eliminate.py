@@ -38,6 +38,14 @@ def test_a_circuit_that_missed_its_target_is_left_as_it_is(setting):
     assert eliminate(model, ToyTask(), means, broken, probe, strata) is broken
 
 
+def test_an_empty_circuit_has_nothing_to_remove(setting):
+    model, means, probe, whole, strata = setting
+    empty = {site: torch.zeros_like(mask) for site, mask in whole.kept.items()}
+    assert removal_losses(model, ToyTask(), means, empty, whole.calibration, [], strata).shape == (0,)
+    easy = Probe(model, ToyTask(), means, 10.0, pairs=16)
+    assert not any(m.any() for m in eliminate(model, ToyTask(), means, easy(empty), easy, strata).kept.values())
+
+
 def test_single_removals_stacked_equal_removals_one_by_one_and_attribution_ranks_the_needed_last(setting):
     model, means, _, whole, strata = setting
     task, places = ToyTask(), least_attributed(model, ToyTask(), means, whole, strata)
