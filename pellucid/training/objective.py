@@ -1,5 +1,6 @@
 """What training minimises, as one module: the thing that DDP, FSDP and compile wrap."""
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -17,5 +18,6 @@ class Objective(nn.Module):
     def forward(self, windows: Int[Tensor, "b t+1"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Token windows -> (loss to minimise, cross-entropy alone)."""
         logits, aux = self.model.outputs(windows[:, :-1])
-        nll = F.cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        nll = F.cross_entropy(wide.flatten(0, 1), windows[:, 1:].flatten())
         return nll + aux, nll

@@ -39,11 +39,13 @@ def test_a_circuit_that_missed_its_target_is_left_as_it_is(setting):
 
 
 def test_an_empty_circuit_has_nothing_to_remove(setting):
-    model, means, probe, whole, strata = setting
+    model, means, _, whole, strata = setting
     empty = {site: torch.zeros_like(mask) for site, mask in whole.kept.items()}
     assert removal_losses(model, ToyTask(), means, empty, whole.calibration, [], strata).shape == (0,)
     easy = Probe(model, ToyTask(), means, 10.0, pairs=16)
-    assert not any(m.any() for m in eliminate(model, ToyTask(), means, easy(empty), easy, strata).kept.values())
+    assert not any(
+        m.any() for m in eliminate(model, ToyTask(), means, easy(empty), easy, strata).kept.values()
+    )
 
 
 def test_single_removals_stacked_equal_removals_one_by_one_and_attribution_ranks_the_needed_last(setting):
