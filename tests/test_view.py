@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from pellucid.cli import main
 from pellucid.core.circuit import channel_circuit, kept_masks
 from pellucid.core.sites import node_sites
 from pellucid.data import train_tokenizer
@@ -15,6 +16,7 @@ from pellucid.lab.ablate import keep_only, task_loss
 from pellucid.lab.eliminate import without
 from pellucid.lab.means import node_means
 from pellucid.recipes.view import Subject, model_view, verdict
+from pellucid.recipes.workbench import load_view
 from pellucid.viewer.schema import ModelView
 from tests.lab.toy import CIRCUIT, EDGES, ToyTask, toy_model
 
@@ -100,3 +102,32 @@ def test_a_circuit_that_fell_short_says_so(setting, change, said):
     assert re.search(said, verdict(circuit) or "")
     view = model_view("toy", "a toy", setting.subject, circuit, circuit.metrics, {})
     assert (view.circuit is None) == (not circuit.metrics["reached"])
+
+
+def test_a_page_is_made_of_stored_views_and_a_view_without_a_task_is_named(setting, tmp_path):
+    def store(name, **metrics):
+        view = setting.view.model_copy(update={"metrics": {**setting.view.metrics, **metrics}})
+        file = tmp_path / name / "circuits" / "toy" / "view.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(view.model_dump_json())
+        return tmp_path / name
+
+    one, two = store("one", task="for_while"), store("two", task="for_while")
+    main(["report", str(one), str(two), "--out", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert "0.attn.out:3" in page
+    assert str(two) in page  # both views are called toy: their paths tell them apart
+    assert load_view(one).metrics["task"] == "for_while"
+    with pytest.raises(ValueError, match=r"view\.json does not say which task it is of"):
+        load_view(store("three"))
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "report",
+                str(one),
+                str(store("four", task="bracket_counting")),
+                "--out",
+                str(tmp_path / "x.html"),
+            ]
+        )
+    assert not (tmp_path / "x.html").exists()

@@ -1,6 +1,5 @@
 """A trained run with all that methods need beside it, and pruning it from end to end."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +154,9 @@ def load_view(path: str | Path) -> ModelView:
     if len(files) > 1:
         raise ValueError(f"{path} holds several circuits: name one of {', '.join(map(str, files))}")
     try:
-        return ModelView.model_validate_json(files[0].read_text())
-    except (ValidationError, json.JSONDecodeError) as error:
+        view = ModelView.model_validate_json(files[0].read_text())
+    except ValidationError as error:
         raise ValueError(f"{files[0]} is not a view of a circuit: {error}") from None
+    if "task" not in view.metrics:
+        raise ValueError(f"{files[0]} does not say which task it is of")
+    return view
