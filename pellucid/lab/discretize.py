@@ -68,19 +68,18 @@ class Probe:
         self.model, self.task, self.means, self.target = model, task, means, target
         self.batch = task.pairs(2 * pairs, seed=seed, split="train").to(model.device)
         self.fit = torch.arange(len(self.batch), device=model.device) < 2 * pairs
+        self.fitted, self.scored = self.batch.select(self.fit), self.batch.select(~self.fit)
 
     @torch.no_grad()
     def __call__(self, kept: Kept) -> Discretized:
         logits = last_logits_by_length(self.model, self.batch, keep_only(kept, self.means))
-        fit, score = self.batch.select(self.fit).last(), self.batch.select(~self.fit).last()
-        calibration = calibrate(self.task, logits[self.fit], fit)
-        loss = self.task.metric(calibration(logits[~self.fit]), score).mean().item()
+        calibration = calibrate(self.task, logits[self.fit], self.fitted.last())
+        loss = self.task.metric(calibration(logits[~self.fit]), self.scored.last()).mean().item()
         return Discretized(dict(kept), loss, loss <= self.target, calibration)
 
     def ablated(self, kept: Kept) -> float:
         """The task's loss, on the second half, of the model without the circuit."""
-        batch = self.batch.select(~self.fit)
-        return task_loss(self.model, self.task, batch, remove(kept, self.means))
+        return task_loss(self.model, self.task, self.scored, remove(kept, self.means))
 
 
 def top_nodes(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:

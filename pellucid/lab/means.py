@@ -42,7 +42,7 @@ def stored_means(path: str | Path, model: Transformer, tokens, **options) -> dic
     file, model_hash = find_checkpoint(path) / "means.safetensors", content_hash(model)
     try:
         with safe_open(file, "pt") as stored:
-            kept = {site: stored.get_tensor(site) for site in stored.keys()}  # noqa: SIM118
+            kept = {site: stored.get_tensor(site) for site in stored.keys()}  # noqa: SIM118  a file, no dictionary
             if (stored.metadata() or {}) == {"model": model_hash, "sha256": digest(kept)}:
                 return {site: mean.to(model.device) for site, mean in kept.items()}
     except (OSError, SafetensorError):

@@ -156,7 +156,7 @@ def learn_masks(
         losses = torch.zeros_like(k_coef)
         for stratum, n in zip(strata, shares(config.pairs, len(strata)), strict=True):
             pairs = torch.randperm(len(stratum) // 2, generator=draw)[:n].to(device)
-            batch = stratum.select(torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()).repeat(tries)
+            batch = stratum.select_pairs(pairs).repeat(tries)
             tap = Mask({site: g.repeat_interleave(2 * n, dim=0)[:, None] for site, g in gates.items()}, means)
             with autocast(config.precision, device):
                 logits = last_logits(model, batch, tap)
@@ -181,7 +181,7 @@ def by_length(pool: Batch, n: int) -> list[Batch]:
     """The pool's pairs in `n` parts of equal size, from short prompts to long ones, each without needless padding."""
     order = pool.positions[::2].argsort(stable=True)
     parts = order[: len(order) // n * n].chunk(n)
-    return [pool.select(torch.stack([2 * p, 2 * p + 1], dim=1).flatten()).trimmed() for p in parts]
+    return [pool.select_pairs(part).trimmed() for part in parts]
 
 
 def shares(total: int, n: int) -> list[int]:

@@ -35,6 +35,10 @@ class Batch:
         """The rows that an index or a bool mask names."""
         return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
+    def select_pairs(self, pairs: Tensor) -> "Batch":
+        """Both rows of each pair that an index names."""
+        return self.select(torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten())
+
     def repeat(self, times: int) -> "Batch":
         """All rows, so many times over: for as many masks stacked on the batch axis."""
         return self.select(torch.arange(len(self), device=self.tokens.device).repeat(times))

@@ -131,16 +131,16 @@ def train(
         )
         log = RunLog(out, start, tensorboard=tensorboard)
         losses: dict[str, float] = {}
+        tokens_a_step = config.batch_size * config.seq_len
 
         def save(done: int) -> None:
-            metadata = {**description, "step": done, "tokens": done * config.batch_size * config.seq_len,
+            metadata = {**description, "step": done, "tokens": done * tokens_a_step,
                         "seconds": seconds, "validation": losses}  # fmt: skip
             if distributed.rank() == 0:
                 save_model(model, out / "checkpoint", tokenizer=tokenizer, metadata=metadata,
                            extra=pack_state(model, step.optimizer))  # fmt: skip
             distributed.barrier()
 
-        tokens_a_step = config.batch_size * config.seq_len
         with (
             stop_signals() as stopped,
             StepProgress(label, config.steps, start) as bar,

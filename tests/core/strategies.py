@@ -25,24 +25,24 @@ def configs(draw, **fixed) -> ModelConfig:
     )
     norm = draw(st.sampled_from(["rms", "layer", "none"]))
     positions = draw(st.sampled_from(["none", "learned", "sinusoidal"]))
-    values: dict = dict(  # noqa: C408
-        vocab_size=VOCAB,
-        d_model=8,
-        n_ctx=CONTEXT,
-        layers=tuple(layers),
-        norm=norm,
-        norm_gain=draw(st.booleans()),
-        norm_bias=norm == "layer" and draw(st.booleans()),
-        linear_bias=draw(st.booleans()),
-        positions=positions,
-        d_position=draw(st.sampled_from([None, 4])) if positions != "none" else None,
-        tied_embeddings=draw(st.booleans()),
-        causal=draw(st.booleans()),
-        sink=draw(st.booleans()),
-        attention_scale=draw(st.sampled_from([None, 0.7])),
-        activation=draw(st.sampled_from(["gelu", "gelu_tanh", "relu"])),
-        residual_activation=draw(st.sampled_from(["identity", "relu"])),
-        activation_sparsity=draw(
+    values: dict = {
+        "vocab_size": VOCAB,
+        "d_model": 8,
+        "n_ctx": CONTEXT,
+        "layers": tuple(layers),
+        "norm": norm,
+        "norm_gain": draw(st.booleans()),
+        "norm_bias": norm == "layer" and draw(st.booleans()),
+        "linear_bias": draw(st.booleans()),
+        "positions": positions,
+        "d_position": draw(st.sampled_from([None, 4])) if positions != "none" else None,
+        "tied_embeddings": draw(st.booleans()),
+        "causal": draw(st.booleans()),
+        "sink": draw(st.booleans()),
+        "attention_scale": draw(st.sampled_from([None, 0.7])),
+        "activation": draw(st.sampled_from(["gelu", "gelu_tanh", "relu"])),
+        "residual_activation": draw(st.sampled_from(["identity", "relu"])),
+        "activation_sparsity": draw(
             st.none()
             | st.builds(
                 ActivationSparsity,
@@ -50,10 +50,10 @@ def configs(draw, **fixed) -> ModelConfig:
                 sites=st.lists(st.sampled_from(ABS_TOPK_SITES), unique=True).map(tuple),
             )
         ),
-        bigram=draw(st.booleans()),
-        logits_bias=draw(st.booleans()),
-        dtype="float64",
-    )
+        "bigram": draw(st.booleans()),
+        "logits_bias": draw(st.booleans()),
+        "dtype": "float64",
+    }
     return ModelConfig(**(values | fixed))
 
 

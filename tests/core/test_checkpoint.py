@@ -191,7 +191,7 @@ def test_a_failing_write_leaves_the_old_file_and_directory(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "old"
     with atomic_directory(tmp_path / "d") as fresh:
         (fresh / "x").write_text("old")
-    with pytest.raises(IsADirectoryError), atomic_directory(tmp_path / "d") as fresh:  # noqa: PT012
+    with pytest.raises(IsADirectoryError), atomic_directory(tmp_path / "d") as fresh:  # noqa: PT012  the block is what fails
         (fresh / "x").write_text("new")
         fresh.write_text("a directory is no file")
     assert (tmp_path / "d" / "x").read_text() == "old"
