@@ -240,12 +240,15 @@ class Transformer(nn.Module):
 
     sinusoids: Tensor
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0, device: str | torch.device = "auto"):
+    def __init__(self, config: ModelConfig, *, seed: int | None = 0, device: str | torch.device = "auto"
+    ):
+        """`seed` draws the weights; None leaves them to whoever fills them."""
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):  # torch's own initialisation draws from the global generator
             self.build(config)
-        self.reset(seed)
+        if seed is not None:
+            self.reset(seed)
         self.to(device=pick_device(device), dtype=getattr(torch, config.dtype))
 
     def build(self, config: ModelConfig) -> None:
