@@ -64,10 +64,7 @@ class CompiledModel:
         return made, made != len(self.vocab) + 1
 
     def ids(self, sequence: Iterable[Value]) -> list[int]:
-        try:
-            values = list(sequence)
-        except TypeError:
-            raise RaspError(f"expected a sequence of values, got {sequence!r}") from None
+        values = listed(sequence)
         if len(values) > self.max_len:
             raise RaspError(f"{values!r} has {len(values)} values; the model was compiled for at most {self.max_len}")
         try:
@@ -102,7 +99,7 @@ class CompiledModel:
     @torch.no_grad()
     def batch(self, sequences: Iterable[Iterable[Value]]) -> list[list[Value]]:
         """As `model(sequence)`, for many sequences of any lengths at once."""
-        sequences = [list(s) for s in sequences]
+        sequences = [listed(s) for s in sequences]
         order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
         out: list[list[Value]] = [[] for _ in sequences]
         for start in range(0, len(order), BATCH):
@@ -146,7 +143,7 @@ class CompiledModel:
         """The residual stream by layer on one sequence, labelled."""
         from pellucid.compiled.trace import trace
 
-        return trace(self, list(sequence))
+        return trace(self, listed(sequence))
 
     def summary(self) -> dict[str, Any]:
         """Sizes: layers, heads and their sizes, neurons, residual width, parameters and how many are not zero."""
@@ -204,6 +201,14 @@ class CompiledModel:
             margin=meta["margin"],
             truth=lambda: truth,
         )
+
+
+def listed(sequence: Iterable[Value]) -> list[Value]:
+    """The sequence as a list. Raises `RaspError` for what is no sequence."""
+    try:
+        return list(sequence)
+    except TypeError:
+        raise RaspError(f"expected a sequence of values, got {sequence!r}") from None
 
 
 def to_json(value: Value) -> Any:

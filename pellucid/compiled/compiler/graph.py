@@ -71,7 +71,8 @@ class Graph:
             return self.intern(InverseWidth(*inputs), None, (InverseWidth, *ids))
         if isinstance(e, SelectorWidth):
             inverse = self.add(InverseWidth(*inputs))
-            return self.intern(Map(width, (inverse,), "width", "categorical"), e.name, ("width", id(inverse)))  # type: ignore[arg-type]
+            made = Map(width, (inverse,), "width", "categorical")  # type: ignore[arg-type]
+            return self.intern(made, e.name or describe(e), ("width", id(inverse)))
         if isinstance(e, Map):
             if e.symbol == "same" and e.encoding == inputs[0].encoding:
                 return inputs[0]

@@ -47,7 +47,7 @@ def lay_out(
     for v in order:
         start = born[v.node]
         for old in [x for x in waiting if dead[x.node] < start or (dead[x.node] == start and start % 2 == 1)]:
-            if old.node in layout.directions:
+            if old.node in layout.directions and old.small:
                 waiting.remove(old)
                 free += [(d, old, i) for i, d in enumerate(layout.directions[old.node])]
         free.sort(key=lambda f: f[0])

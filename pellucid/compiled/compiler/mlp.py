@@ -114,6 +114,7 @@ class MapBuilder:
         self.noise = 2 * sum(x.variable.noise for x in self.literals)
         self.m = len(self.literals)
         self.fan_in = len(self.reads) + 1
+        self.single = len(self.reads) == 1 and not self.literals
         if self.noise > 0.2:
             raise Imprecise(f"what it reads may be off by {self.noise:.2g}")
 
@@ -302,7 +303,7 @@ class MapBuilder:
             raise reasons[0]
         return min(options, key=lambda option: option[1].max())
 
-    def rounding(self, piece: Piece, z: np.ndarray, size: np.ndarray) -> np.ndarray:
+    def rounding(self, piece: Piece, z: np.ndarray, size: np.ndarray, single: bool = False) -> np.ndarray:
         """The bound of what rounding does to a piece's result, for each z; over all directions together."""
         out = np.zeros(len(z))
         weight = np.abs(piece.delta).sum(1)
@@ -314,7 +315,9 @@ class MapBuilder:
             scale = np.abs(piece.slope) * size[part, None] + np.abs(piece.bias)
             active = piece.slope * z[part, None] + piece.bias
             on = active > -inside * scale
-            out[part] = (on * weight * (inside * scale + total * np.maximum(active, 0))).sum(1)
+            # One exact product and one addition round once.
+            error = self.arithmetic.unit * np.abs(active) if single else inside * scale
+            out[part] = (on * weight * (error + total * np.maximum(active, 0))).sum(1)
         return out + self.arithmetic.unit * np.abs(piece.base).sum()
 
     def line(self, z, error, size, result, bos, low, high):
@@ -344,7 +347,10 @@ class MapBuilder:
                 f"{above[i]:.9g} and {below[i]:.9g} give different results and are {above[i] - below[i]:.2g} apart, "
                 f"and may each be off by {error[change + 1][i]:.2g}"
             )
-        slope = 1 / (hi - lo)
+        # Slopes are powers of two: products with them are exact.
+        slope = 2.0 ** np.ceil(np.log2(1 / (hi - lo)))
+        middle = (lo + hi) / 2
+        lo, hi = middle - 0.5 / slope, middle + 0.5 / slope
         left, right = slope * (hi - low), slope * (high - lo)
         pivot = int(np.argmin(np.concatenate([[0.0], np.cumsum(left)]) + np.concatenate([np.cumsum(right[::-1])[::-1], [0.0]])))
         codes = self.target.codes
@@ -354,14 +360,16 @@ class MapBuilder:
         first, second = np.where(sign < 0, hi, lo), np.where(sign < 0, lo, hi)
         names = [f"z {'<' if s < 0 else '>'} {(a + b) / 2:.6g}" for s, a, b in zip(sign, below, above, strict=True)]
         delta = sign[:, None] * up
+        # The two biases of a step are 1 apart after rounding too.
+        bias = (-sign * slope * first).astype(self.arithmetic.dtype).astype(float)
         piece = Piece(
             base,
             np.concatenate([sign * slope, sign * slope]),
-            np.concatenate([-sign * slope * first, -sign * slope * second]),
+            np.concatenate([bias, bias - 1]),
             np.concatenate([delta, -delta]),
             [*names, *(f"-({n})" for n in names)],
         )
-        return piece, self.rounding(piece, z, size)
+        return piece, self.rounding(piece, z, size, single=self.single)
 
     def interpolation(self, z, error, size, result, bos, low, high):
         """Straight lines from value to value: each gap's slope carries the error of z on."""

@@ -9,7 +9,7 @@ from pellucid.compiled.compiler.causal import CausalWarning, lost_keys
 from pellucid.compiled.compiler.graph import CompileError, Graph
 from pellucid.compiled.compiler.heads import HeadBlock, build_head
 from pellucid.compiled.compiler.layout import Layout, lay_out
-from pellucid.compiled.compiler.mlp import MLPBlock, build_map
+from pellucid.compiled.compiler.mlp import QUIET, MLPBlock, build_map
 from pellucid.compiled.compiler.schedule import asap, narrow
 from pellucid.compiled.compiler.selectors import Form, Forms, NotOneHead
 from pellucid.compiled.compiler.values import Analysis
@@ -23,6 +23,7 @@ from pellucid.compiled.rasp.language import (
     Primitive,
     SOp,
     describe,
+    same_value,
     walk,
 )
 from pellucid.compiled.rasp.values import Value, canonical, key
@@ -73,9 +74,8 @@ def run_pipeline(
     graph = Graph(program)
     analysis = Analysis(graph, tokens, max_len, causal)
     forms = analyse(graph, analysis, allow_products)
-    held, blocks = make_blocks(graph, analysis, forms, Arithmetic(dtype))
+    held, blocks = make_blocks(graph, analysis, forms, Arithmetic(dtype, reuse))
     output = next(v for v in held if v.node == id(graph.output))
-    check_output(output, dtype)
     slots = asap(blocks) if schedule == "asap" else narrow(held, output, blocks)
     layout = lay_out(held, output, blocks, slots, reuse)
     transformer = assemble(
@@ -142,7 +142,7 @@ def analyse(graph: Graph, analysis: Analysis, allow_products: bool) -> dict[int,
                 counted = graph.count_either(node.selector)
                 for other in graph.nodes:
                     if isinstance(other, Map) and other.symbol == "width" and other.arguments[0] is node:
-                        other.function, other.arguments, other.symbol = _same, (counted,), "same"
+                        other.function, other.arguments, other.symbol = same_value, (counted,), "same"
                 visit_all(counted)
             else:
                 analysis.problems.append(
@@ -159,43 +159,95 @@ def analyse(graph: Graph, analysis: Analysis, allow_products: bool) -> dict[int,
     return found
 
 
-def _same(x: Value) -> Value:
-    return x
-
-
 def make_blocks(
     graph: Graph, analysis: Analysis, forms: dict[int, Form], arithmetic: Arithmetic
 ) -> tuple[list[Variable], list[HeadBlock | MLPBlock]]:
-    """The variables that the output needs, and the blocks that write them, inputs first."""
+    """The variables that the output needs, and the blocks that write them, inputs first.
+
+    Where rounding makes what selectors compare too noisy, it is looked up once more before: neurons that are all or
+    nothing leave no noise.
+    """
     needed = demand(graph, analysis, forms)
-    names = variable_names(needed)
-    held: dict[int, Variable] = {}
-    blocks: list[HeadBlock | MLPBlock] = []
-    problems: list[str] = []
-    for node in needed:
-        target = Variable(names[id(node)], id(node), node.encoding, analysis.domains[id(node)])
+    try:
+        return Blocks(needed, analysis, forms, arithmetic, sharpen=False).made()
+    except CompileError as error:
         try:
-            if not analysis.is_constant(node) and not isinstance(node, Primitive):
-                if any(id(x) not in held for x in reads(node, analysis, forms)):
+            return Blocks(needed, analysis, forms, arithmetic, sharpen=True).made()
+        except CompileError:
+            raise error from None
+
+
+class Blocks:
+    """Builds every needed s-op's block, in order."""
+
+    def __init__(
+        self,
+        needed: Sequence[SOp],
+        analysis: Analysis,
+        forms: dict[int, Form],
+        arithmetic: Arithmetic,
+        sharpen: bool,
+    ):
+        self.needed, self.analysis, self.forms, self.arithmetic, self.sharpen = needed, analysis, forms, arithmetic, sharpen
+        self.held: dict[int, Variable] = {}
+        self.sharp: dict[int, Variable] = {}
+        self.blocks: list[HeadBlock | MLPBlock] = []
+        self.copies: list[SOp] = []  # variables go by id: these must stay alive
+
+    def made(self) -> tuple[list[Variable], list[HeadBlock | MLPBlock]]:
+        """All variables and blocks. Raises `CompileError` that names each s-op that cannot be exact."""
+        names = variable_names(self.needed)
+        problems: list[str] = []
+        for node in self.needed:
+            target = Variable(names[id(node)], id(node), node.encoding, self.analysis.domains[id(node)])
+            if not self.analysis.is_constant(node) and not isinstance(node, Primitive):
+                if any(id(x) not in self.held for x in reads(node, self.analysis, self.forms)):
                     continue  # reads what could not be built
-                blocks.append(build(node, target, forms, held, analysis, arithmetic))
-        except Imprecise as problem:
-            problems.append(f"{describe(node)} cannot be exact in {arithmetic.dtype}: {problem}")
-            continue
-        held[id(node)] = target
-    if problems:
-        hint = "; try dtype='float64'" if arithmetic.dtype == "float32" else ""
-        raise CompileError("; ".join(problems) + hint)
-    embedded = [v for v in held.values() if v.block is None]
-    return [*embedded, *(b.target for b in blocks)], blocks
+                try:
+                    self.blocks.append(self.build(node, target))
+                    self.arithmetic.after_write(target)
+                    if node is self.needed[-1]:
+                        check_output(target)
+                except Imprecise as problem:
+                    problems.append(f"{describe(node)} cannot be exact in {self.arithmetic.dtype}: {problem}")
+                    continue
+            self.held[id(node)] = target
+        if problems:
+            hint = "; try dtype='float64'" if self.arithmetic.dtype == "float32" else ""
+            raise CompileError("; ".join(problems) + hint)
+        embedded = [v for v in self.held.values() if v.block is None]
+        return [*embedded, *(b.target for b in self.blocks)], self.blocks
 
+    def build(self, node: SOp, target: Variable) -> HeadBlock | MLPBlock:
+        """The block that computes `node`."""
+        if isinstance(node, Map):
+            return build_map(node, target, self.held, self.analysis, self.arithmetic)
+        assert isinstance(node, Aggregate | InverseWidth)
+        empty = 0 in self.analysis.widths[id(node.selector)]
+        form = self.forms[id(node)]
+        variables = dict(self.held)
+        if self.sharpen:
+            compared = [s for atom in form.atoms for s in (atom.query, atom.key)] + [q for q, _ in form.gates]
+            variables |= {id(s): self.sharpened(s) for s in compared if s is not None}
+            if isinstance(node, Aggregate):
+                variables[id(node.values)] = self.held[id(node.values)]
+        return build_head(node, target, form, variables, self.analysis.max_len, empty, self.arithmetic)
 
-def build(node, target, forms, held, analysis: Analysis, arithmetic: Arithmetic) -> HeadBlock | MLPBlock:
-    """The block that computes `node`."""
-    if isinstance(node, Map):
-        return build_map(node, target, held, analysis, arithmetic)
-    empty = 0 in analysis.widths[id(node.selector)]
-    return build_head(node, target, forms[id(node)], held, analysis.max_len, empty, arithmetic)
+    def sharpened(self, node: SOp) -> Variable:
+        """The variable of `node`; a copy without noise, if it has much."""
+        variable = self.held[id(node)]
+        if variable.noise <= QUIET:
+            return variable
+        if id(node) not in self.sharp:
+            copy = Map(same_value, (node,), "same", "categorical")
+            self.copies.append(copy)
+            self.analysis.features[id(copy)] = self.analysis.roots[id(copy)] = (node,)
+            self.analysis.domains[id(copy)] = variable.domain
+            target = Variable(f"{variable.name} (sharp)", id(copy), "categorical", variable.domain)
+            self.blocks.append(build_map(copy, target, self.held, self.analysis, self.arithmetic))
+            self.arithmetic.after_write(target)
+            self.sharp[id(node)] = target
+        return self.sharp[id(node)]
 
 
 def reads(node: SOp, analysis: Analysis, forms: dict[int, Form]) -> list[SOp]:
@@ -239,11 +291,8 @@ def variable_names(nodes: Sequence[SOp]) -> dict[int, str]:
     return names
 
 
-def check_output(output: Variable, dtype: str) -> None:
-    """Raise `CompileError` where rounding may change what the output decodes to."""
-    if max(output.bound, output.noise) >= output.margin / 2:
-        hint = "; try dtype='float64'" if dtype == "float32" else ""
-        raise CompileError(
-            f"{output.name} cannot be exact in {dtype}: it may be off by {max(output.bound, output.noise):.2g}, "
-            f"and its nearest values are {output.margin:.2g} apart{hint}"
-        )
+def check_output(output: Variable) -> None:
+    """Raise `Imprecise` where rounding may change what the output decodes to."""
+    bound = max(output.bound, output.noise)
+    if bound >= output.margin / 2:
+        raise Imprecise(f"it may be off by {bound:.2g}, and its nearest values are {output.margin:.2g} apart")

@@ -84,7 +84,10 @@ def collect(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray,
 def fractions(numerators: np.ndarray, denominators: np.ndarray) -> tuple[np.ndarray, list[int | Fraction]]:
     """The distinct numerators / denominators, and which of them each pair is."""
     common = np.gcd(numerators, denominators)
-    pairs = np.stack([numerators // common, denominators // common], 1)
-    kept, where = np.unique(pairs, axis=0, return_inverse=True)
-    values = [n if d == 1 else Fraction(n, d) for n, d in kept.tolist()]
-    return where.reshape(-1), values
+    over, under = numerators // common, denominators // common
+    least, radix = int(over.min(initial=0)), int(under.max(initial=0)) + 1
+    if (int(over.max(initial=0)) - least + 1) * radix > 2**62:
+        raise TooLarge("its means have numerators and denominators too large to enumerate")
+    flat, where = np.unique((over - least) * radix + under, return_inverse=True)
+    pairs = zip((flat // radix + least).tolist(), (flat % radix).tolist(), strict=True)
+    return where, [n if d == 1 else Fraction(n, d) for n, d in pairs]

@@ -38,7 +38,7 @@ from pellucid.compiled.rasp.values import RaspError, Table, Value, key, number, 
 
 ROWS = 1_000_000
 """The most rows of a joint table."""
-EXPAND = 100_000
+EXPAND = 30_000
 """Relations through maps are kept where their roots have at most so many joint values."""
 VALUES = 100_000
 """The most values of one node."""
@@ -202,7 +202,7 @@ class Analysis:
             found = np.append(found, 0)
             for a, column in zip(aggregates, columns, strict=True):
                 table = Table(column.values)
-                column.codes = np.append(column.codes, table.code(a.default))
+                column.codes, column.values = np.append(column.codes, table.code(a.default)), table.values
         return found, columns
 
     # Selectors.

@@ -15,6 +15,10 @@ from pellucid.compiled.rasp.language import Encoding
 from pellucid.compiled.rasp.values import Value, show
 
 
+SMALL = 2.0
+"""Only directions that never hold more than this are used again: what is written over them rounds at their size."""
+
+
 class Imprecise(ValueError):
     """Rounding may exceed what a block can bear. `node` and `reason` say where."""
 
@@ -74,6 +78,11 @@ class Variable:
         return min([*gaps, 1.0]) if self.domain.optional or not gaps else min(gaps)
 
     @property
+    def small(self) -> bool:
+        """Whether no direction ever holds more than `SMALL`."""
+        return self.encoding == "categorical" or bool((np.abs(self.domain.magnitudes) <= SMALL / 2).all())
+
+    @property
     def bound(self) -> float:
         """The largest |held - exact| of any direction."""
         return self.noise if self.encoding == "categorical" else float(self.errors.max(initial=0.0))
@@ -85,9 +94,10 @@ class Variable:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A float type: rounding of one operation, and of sums."""
+    """A float type: rounding of one operation, and of sums; and whether variables are written over erased ones."""
 
     dtype: str
+    reuse: bool = False
 
     @property
     def unit(self) -> float:
@@ -97,3 +107,10 @@ class Arithmetic:
     def sum(self, terms: float) -> float:
         """The relative error of a product-sum of so many terms, in any order (weights rounded as well)."""
         return (terms + 3) * self.unit / (1 - (terms + 3) * self.unit)
+
+    def after_write(self, variable: Variable) -> None:
+        """Note what adding a variable to the residual stream rounds: nothing, but where something was erased."""
+        if self.reuse:
+            variable.noise += 2 * self.unit * SMALL * variable.width
+            if variable.encoding == "numerical":
+                variable.errors = variable.errors + 2 * self.unit * (SMALL + np.abs(variable.domain.magnitudes))

@@ -167,7 +167,7 @@ class Primitive(SOp):
 
     def named(self, text: str):
         """The primitives keep their names: this is a copy of one."""
-        return Map(_same, (self,), "same").named(text)
+        return Map(same_value, (self,), "same").named(text)
 
 
 class Constant(SOp):
@@ -180,7 +180,8 @@ class Constant(SOp):
         return repr(self.value) if isinstance(self.value, str) else show(self.value)
 
 
-def _same(x: Value) -> Value:
+def same_value(x: Value) -> Value:
+    """The value itself."""
     return x
 
 
@@ -216,7 +217,7 @@ class Map(SOp):
             return inputs[0] if self.encoding == "categorical" else f"numerical({inputs[0]})"
         if self.symbol in ("negate", "~"):
             return f"{'-' if self.symbol == 'negate' else '~'}{inputs[0]}"
-        if self.symbol is not None and len(inputs) == 2:
+        if self.symbol in OPERATORS and len(inputs) == 2:
             return f"({inputs[0]} {self.symbol} {inputs[1]})"
         name = self.symbol or getattr(self.function, "__name__", "function").strip("<>")
         return f"{name}({', '.join(inputs)})"
@@ -397,7 +398,7 @@ def numerical(sop: Any) -> SOp:
 def categorical(sop: Any) -> SOp:
     """The same values, each with a direction of its own."""
     sop = lift(sop)
-    return sop if sop.encoding == "categorical" else Map(_same, (sop,), "same", "categorical")
+    return sop if sop.encoding == "categorical" else Map(same_value, (sop,), "same", "categorical")
 
 
 def _number_or_none(value: Value) -> Value:

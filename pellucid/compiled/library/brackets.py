@@ -1,0 +1,106 @@
+"""Brackets that match."""
+
+import functools
+import operator
+
+from pellucid.compiled.library.case import ProgramCase
+from pellucid.compiled.rasp.language import (
+    SOp,
+    aggregate,
+    eq,
+    indices,
+    leq,
+    numerical,
+    program,
+    select,
+    selector_width,
+    tokens,
+    true,
+)
+
+
+@program
+def pair_balance(pair: str):
+    """The fraction of opening minus that of closing brackets, up to here. One mean, of 1 for each and -1."""
+    prevs = select(indices, indices, leq)
+    opens, closes = numerical(tokens == pair[0]), numerical(tokens == pair[1])
+    return aggregate(prevs, opens - closes)
+
+
+@program
+def pair_balance_zero(pair: str):
+    """Whether as many brackets closed as opened, up to here."""
+    balance = pair_balance(pair)
+    return balance == 0
+
+
+@program
+def shuffle_dyck(*pairs: str):
+    """Whether the brackets of every kind match, whatever stands between them.
+
+    No balance is ever negative and the balance of all kinds together is 0 in the end, so that each is.
+    """
+    everything = select(indices, indices, true)
+    balances = [pair_balance(pair).named(f"balance of {pair}") for pair in pairs]
+    negative = either([balance < 0 for balance in balances])
+    ever_negative = selector_width(select(negative, True, eq))
+    opens = numerical(either([tokens == pair[0] for pair in pairs]))
+    closes = numerical(either([tokens == pair[1] for pair in pairs]))
+    total = aggregate(everything, opens - closes)
+    return (ever_negative == 0) & (total == 0)
+
+
+def either(flags: list[SOp]) -> SOp:
+    """Whether one of them is true."""
+    return functools.reduce(operator.or_, flags)
+
+
+@program
+def dyck1(pair: str):
+    """Whether brackets of one kind match, by counting them."""
+    prevs = select(indices, indices, leq)
+    is_open, is_close = select(tokens, pair[0], eq), select(tokens, pair[1], eq)
+    opens, closes = selector_width(prevs & is_open), selector_width(prevs & is_close)
+    too_many = selector_width(select(closes > opens, True, eq))
+    all_opens, all_closes = selector_width(is_open), selector_width(is_close)
+    return (too_many == 0) & (all_opens == all_closes)
+
+
+CASES = {
+    "pair_balance": ProgramCase(
+        program=pair_balance("()"),
+        vocab=("(", ")", "a"),
+        max_len=6,
+        meaning='the fraction of "(" minus that of ")" among the tokens up to here',
+    ),
+    "pair_balance_zero": ProgramCase(
+        program=pair_balance_zero("()"),
+        vocab=("(", ")", "a"),
+        max_len=6,
+        meaning='whether the tokens up to here have as many "(" as ")"',
+    ),
+    "shuffle_dyck1": ProgramCase(
+        program=shuffle_dyck("()"),
+        vocab=("(", ")"),
+        max_len=10,
+        meaning="whether the brackets of the sequence match",
+    ),
+    "shuffle_dyck2": ProgramCase(
+        program=shuffle_dyck("()", "[]"),
+        vocab=("(", ")", "[", "]"),
+        max_len=6,
+        meaning="whether the brackets of each of two kinds match, whatever stands between them",
+    ),
+    "shuffle_dyck3": ProgramCase(
+        program=shuffle_dyck("()", "[]", "{}"),
+        vocab=("(", ")", "[", "]", "{", "}"),
+        max_len=6,
+        meaning="whether the brackets of each of three kinds match, whatever stands between them",
+    ),
+    "dyck1": ProgramCase(
+        program=dyck1("()"),
+        vocab=("(", ")", "a"),
+        max_len=8,
+        meaning="whether the brackets of the sequence match, among other tokens",
+    ),
+}
