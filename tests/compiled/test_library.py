@@ -208,7 +208,9 @@ def test_a_program_is_defined_on_every_input(name):
     case = PROGRAMS[name]
     rng = random.Random(1)
     try:
-        Interpreter(case.program, causal=case.causal)([rng.choices(case.vocab, k=case.max_len) for _ in range(500)])
+        Interpreter(case.program, causal=case.causal)(
+            [rng.choices(case.vocab, k=case.max_len) for _ in range(500)]
+        )
     except Undefined as error:
         pytest.fail(str(error))
 

@@ -21,9 +21,6 @@ from pellucid.compiled.rasp.language import Map, SOp
 from pellucid.compiled.rasp.values import show
 
 CASES = 4_000_000
-QUIET = 1e-4
-"""Cases whose inputs may be noisier than this take two neurons each, which removes the noise."""
-
 
 @dataclass
 class MLPBlock:
@@ -96,7 +93,7 @@ class Numbers:
 class MapBuilder:
     """Builds the block of one map."""
 
-    def __init__(self, node: Map, target: Variable, variables: dict[int, Variable], analysis: Analysis, arithmetic: Arithmetic):
+    def __init__(self, node: Map, target: Variable, variables: dict[int, Variable], analysis: Analysis, arithmetic: Arithmetic, quiet: float):
         self.node, self.target, self.analysis, self.arithmetic = node, target, analysis, arithmetic
         roots = analysis.roots[id(node)]
         self.rows = analysis.together(roots)
@@ -114,6 +111,7 @@ class MapBuilder:
         self.noise = 2 * sum(x.variable.noise for x in self.literals)
         self.m = len(self.literals)
         self.fan_in = len(self.reads) + 1
+        self.loud = self.noise > quiet
         self.single = len(self.reads) == 1 and not self.literals
         if self.noise > 0.2:
             raise Imprecise(f"what it reads may be off by {self.noise:.2g}")
@@ -195,7 +193,7 @@ class MapBuilder:
                 bias = piece.base
             elif piece.base.any():
                 # 1 where all m literals are 1, 0 where at most m - 1 are.
-                for scale, shift, sign in [(4.0, 2.0, 1), (4.0, 1.0, -1)] if self.noise > QUIET else [(2.0, 1.0, 1)]:
+                for scale, shift, sign in [(4.0, 2.0, 1), (4.0, 1.0, -1)] if self.loud else [(2.0, 1.0, 1)]:
                     gates.append((scale, gate))
                     w_in.append(0.0)
                     b_in.append(scale * (constant - self.m) + shift)
@@ -211,7 +209,7 @@ class MapBuilder:
                 out.append(delta)
                 labels.append(f"{name}: {label}" if name else label)
         rounding = 0.0 if self.noise == 0 else self.arithmetic.sum(self.fan_in) * 8 * max(self.m, 1)
-        gate_error = rounding + (0 if self.noise > QUIET else 2 * self.noise)
+        gate_error = rounding + (0 if self.loud else 2 * self.noise)
         gate_error *= self.m > 0
         self.target.noise = float(errors.max(initial=0.0)) + gate_error
         if self.target.encoding == "numerical":
@@ -403,7 +401,12 @@ class MapBuilder:
         return best
 
 
-def build_map(node: SOp, target: Variable, variables: dict[int, Variable], analysis: Analysis, arithmetic: Arithmetic) -> MLPBlock:
-    """The MLP block of the map `node`. Raises `Imprecise` where rounding may change its result."""
+def build_map(
+    node: SOp, target: Variable, variables: dict[int, Variable], analysis: Analysis, arithmetic: Arithmetic, quiet: float
+) -> MLPBlock:
+    """The MLP block of the map `node`. Raises `Imprecise` where rounding may change its result.
+
+    Cases whose inputs are noisier than `quiet` take two neurons each, which removes the noise.
+    """
     assert isinstance(node, Map)
-    return MapBuilder(node, target, variables, analysis, arithmetic).build()
+    return MapBuilder(node, target, variables, analysis, arithmetic, quiet).build()

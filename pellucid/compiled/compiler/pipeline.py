@@ -9,7 +9,7 @@ from pellucid.compiled.compiler.causal import CausalWarning, lost_keys
 from pellucid.compiled.compiler.graph import CompileError, Graph
 from pellucid.compiled.compiler.heads import HeadBlock, build_head
 from pellucid.compiled.compiler.layout import Layout, lay_out
-from pellucid.compiled.compiler.mlp import QUIET, MLPBlock, build_map
+from pellucid.compiled.compiler.mlp import MLPBlock, build_map
 from pellucid.compiled.compiler.schedule import asap, narrow
 from pellucid.compiled.compiler.selectors import Form, Forms, NotOneHead
 from pellucid.compiled.compiler.values import Analysis
@@ -164,17 +164,18 @@ def make_blocks(
 ) -> tuple[list[Variable], list[HeadBlock | MLPBlock]]:
     """The variables that the output needs, and the blocks that write them, inputs first.
 
-    Where rounding makes what selectors compare too noisy, it is looked up once more before: neurons that are all or
-    nothing leave no noise.
+    Where rounding leaves too much noise, lookups take two neurons a case, which removes it; and where that is not enough,
+    what selectors compare is looked up once more before.
     """
     needed = demand(graph, analysis, forms)
-    try:
-        return Blocks(needed, analysis, forms, arithmetic, sharpen=False).made()
-    except CompileError as error:
+    first: CompileError | None = None
+    for quiet, sharpen in ((1e-4, False), (1e-6, False), (1e-6, True)):
         try:
-            return Blocks(needed, analysis, forms, arithmetic, sharpen=True).made()
-        except CompileError:
-            raise error from None
+            return Blocks(needed, analysis, forms, arithmetic, quiet, sharpen).made()
+        except CompileError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 class Blocks:
@@ -186,9 +187,11 @@ class Blocks:
         analysis: Analysis,
         forms: dict[int, Form],
         arithmetic: Arithmetic,
+        quiet: float,
         sharpen: bool,
     ):
-        self.needed, self.analysis, self.forms, self.arithmetic, self.sharpen = needed, analysis, forms, arithmetic, sharpen
+        self.needed, self.analysis, self.forms, self.arithmetic = needed, analysis, forms, arithmetic
+        self.quiet, self.sharpen = quiet, sharpen
         self.held: dict[int, Variable] = {}
         self.sharp: dict[int, Variable] = {}
         self.blocks: list[HeadBlock | MLPBlock] = []
@@ -221,7 +224,7 @@ class Blocks:
     def build(self, node: SOp, target: Variable) -> HeadBlock | MLPBlock:
         """The block that computes `node`."""
         if isinstance(node, Map):
-            return build_map(node, target, self.held, self.analysis, self.arithmetic)
+            return build_map(node, target, self.held, self.analysis, self.arithmetic, self.quiet)
         assert isinstance(node, Aggregate | InverseWidth)
         empty = 0 in self.analysis.widths[id(node.selector)]
         form = self.forms[id(node)]
@@ -236,7 +239,7 @@ class Blocks:
     def sharpened(self, node: SOp) -> Variable:
         """The variable of `node`; a copy without noise, if it has much."""
         variable = self.held[id(node)]
-        if variable.noise <= QUIET:
+        if variable.noise <= self.quiet:
             return variable
         if id(node) not in self.sharp:
             copy = Map(same_value, (node,), "same", "categorical")
@@ -244,7 +247,7 @@ class Blocks:
             self.analysis.features[id(copy)] = self.analysis.roots[id(copy)] = (node,)
             self.analysis.domains[id(copy)] = variable.domain
             target = Variable(f"{variable.name} (sharp)", id(copy), "categorical", variable.domain)
-            self.blocks.append(build_map(copy, target, self.held, self.analysis, self.arithmetic))
+            self.blocks.append(build_map(copy, target, self.held, self.analysis, self.arithmetic, self.quiet))
             self.arithmetic.after_write(target)
             self.sharp[id(node)] = target
         return self.sharp[id(node)]
