@@ -18,9 +18,10 @@ ALLOWED = {
     "tasks": {"core", "data"},
     "training": {"core", "kernels", "data", "tasks"},
     "sparse": {"core", "kernels", "data", "tasks", "training"},
+    "compiled": {"core", "kernels", "data", "tasks", "training"},
     "lab": {"core", "kernels", "data", "tasks", "training"},
     "viewer": {"core", "tasks"},
-    "recipes": {"core", "kernels", "data", "tasks", "training", "sparse", "lab", "viewer"},
+    "recipes": {"core", "kernels", "data", "tasks", "training", "sparse", "compiled", "lab", "viewer"},
 }
 # A page is made of result JSON only: these never see a model.
 PAGES = {

@@ -1,20 +1,22 @@
 """Numbers: sums, remainders, carries."""
 
+import functools
+import operator
+
 from pellucid.compiled.library.case import ProgramCase
 from pellucid.compiled.library.copying import copy_first
-from pellucid.compiled.library.counting import count, length
+from pellucid.compiled.library.counting import count
 from pellucid.compiled.library.predicates import less_by, within
 from pellucid.compiled.rasp.language import (
+    Predicate,
     aggregate,
     indices,
     lt,
     map,
-    numerical,
     program,
     select,
     selector_width,
     tokens,
-    true,
 )
 
 
@@ -32,10 +34,10 @@ def token_plus_index_mod(modulus: int):
 
 @program
 def mod_sum(modulus: int):
-    """The sum of all tokens, modulo `modulus`."""
-    everything = select(indices, indices, true)
-    mean = aggregate(everything, numerical(tokens))
-    total = mean * length()
+    """The sum of all tokens, modulo `modulus`, by counting the tokens of every remainder."""
+    leaves = Predicate(f"% {modulus} leaves", lambda key, query: key % modulus == query)
+    counts = [selector_width(select(tokens, r, leaves)).named(f"remainder {r}") for r in range(1, modulus)]
+    total = functools.reduce(operator.add, [r * count for r, count in enumerate(counts, 1)])
     return total % modulus
 
 

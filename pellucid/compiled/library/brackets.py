@@ -4,12 +4,13 @@ import functools
 import operator
 
 from pellucid.compiled.library.case import ProgramCase
+from pellucid.compiled.library.counting import is_empty
 from pellucid.compiled.rasp.language import (
-    SOp,
     aggregate,
     eq,
     indices,
     leq,
+    map,
     numerical,
     program,
     select,
@@ -41,18 +42,13 @@ def shuffle_dyck(*pairs: str):
     No balance is ever negative and the balance of all kinds together is 0 in the end, so that each is.
     """
     everything = select(indices, indices, true)
+    opening, closing = ("".join(brackets) for brackets in zip(*pairs, strict=True))
+    step = numerical(map(lambda token: (token in opening) - (token in closing), tokens))
     balances = [pair_balance(pair).named(f"balance of {pair}") for pair in pairs]
-    negative = either([balance < 0 for balance in balances])
-    ever_negative = selector_width(select(negative, True, eq))
-    opens = numerical(either([tokens == pair[0] for pair in pairs]))
-    closes = numerical(either([tokens == pair[1] for pair in pairs]))
-    total = aggregate(everything, opens - closes)
-    return (ever_negative == 0) & (total == 0)
-
-
-def either(flags: list[SOp]) -> SOp:
-    """Whether one of them is true."""
-    return functools.reduce(operator.or_, flags)
+    negatives = functools.reduce(operator.add, [numerical(balance < 0) for balance in balances])
+    ever_negative, total = aggregate(everything, negatives), aggregate(everything, step)
+    never_negative = ever_negative <= 0
+    return never_negative & (total == 0)
 
 
 @program
@@ -61,9 +57,11 @@ def dyck1(pair: str):
     prevs = select(indices, indices, leq)
     is_open, is_close = select(tokens, pair[0], eq), select(tokens, pair[1], eq)
     opens, closes = selector_width(prevs & is_open), selector_width(prevs & is_close)
-    too_many = selector_width(select(closes > opens, True, eq))
+    depth = numerical(opens) - numerical(closes)
     all_opens, all_closes = selector_width(is_open), selector_width(is_close)
-    return (too_many == 0) & (all_opens == all_closes)
+    final_depth = numerical(all_opens) - numerical(all_closes)
+    negative = select(depth < 0, True, eq)
+    return is_empty(negative) & (final_depth == 0)
 
 
 CASES = {

@@ -1,13 +1,16 @@
 """Tokens from elsewhere in the sequence."""
 
+from fractions import Fraction
+
 from pellucid.compiled.library.case import ProgramCase
-from pellucid.compiled.library.counting import earlier_occurrences, length
+from pellucid.compiled.library.counting import earlier_occurrences, is_empty, length
 from pellucid.compiled.library.predicates import less_by
 from pellucid.compiled.rasp.language import (
     aggregate,
     eq,
     gt,
     indices,
+    map,
     program,
     select,
     selector_width,
@@ -41,8 +44,7 @@ def reverse():
 @program
 def interleave():
     """A token of the first half, one of the second, and so on. A middle one belongs to the first half."""
-    half = (length() + 1) // 2
-    source = indices // 2 + indices % 2 * half
+    source = map(lambda index, length: index // 2 + index % 2 * ((length + 1) // 2), indices, length())
     return aggregate(select(indices, source, eq), tokens)
 
 
@@ -50,18 +52,17 @@ def interleave():
 def is_palindrome():
     """Whether the tokens read the same from last to first."""
     differs = tokens != reverse()
-    differences = selector_width(select(differs, True, eq))
-    return differences == 0
+    differences = select(differs, True, eq)
+    return is_empty(differences)
 
 
 @program
 def compare_halves():
     """Whether both halves are the same. Of an odd length a half is no whole number, and no index is a partner."""
-    total = length()
-    partner = (indices + total / 2) % total
+    partner = map(lambda index, length: (index + Fraction(length, 2)) % length, indices, length())
     differs = tokens != aggregate(select(indices, partner, eq), tokens)
-    differences = selector_width(select(differs, True, eq))
-    return differences == 0
+    differences = select(differs, True, eq)
+    return is_empty(differences)
 
 
 @program

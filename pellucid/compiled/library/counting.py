@@ -2,6 +2,8 @@
 
 from pellucid.compiled.library.case import ProgramCase
 from pellucid.compiled.rasp.language import (
+    Selector,
+    SOp,
     aggregate,
     eq,
     indices,
@@ -30,14 +32,6 @@ def hist():
     """How often this token occurs."""
     same_token = select(tokens, tokens, eq)
     return selector_width(same_token)
-
-
-@program
-def double_hist():
-    """How many distinct tokens occur as often as this one: each of them stands at `frequency` positions."""
-    frequency = hist()
-    same_frequency = selector_width(select(frequency, frequency, eq))
-    return same_frequency // frequency
 
 
 @program
@@ -84,10 +78,23 @@ def unique_first():
 
 
 @program
+def double_hist():
+    """How many distinct tokens occur as often as this one, each counted where it occurs first."""
+    frequency, first = hist(), unique_first()
+    same_frequency = select(frequency, frequency, eq)
+    return selector_width(same_frequency & select(first, True, eq))
+
+
+def is_empty(selector: Selector) -> SOp:
+    """Whether a query selects no key."""
+    return selector_width(selector) < 1
+
+
+@program
 def all_equal():
     """Whether all tokens are equal."""
-    others = selector_width(select(tokens, tokens, neq))
-    return others == 0
+    others = select(tokens, tokens, neq)
+    return is_empty(others)
 
 
 CASES = {

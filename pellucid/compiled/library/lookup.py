@@ -45,8 +45,9 @@ assigns = Predicate("assigns", lambda key, query: "=" in key and key_of(key) == 
 def key_value_lookup():
     """For a key, what the last "key=value" before it says, or None; None for a "key=value" itself."""
     assignments = select(tokens, tokens, assigns)
-    writes = selector_width(select(indices, indices, lt) & assignments)
-    last_write = aggregate(assignments & select(writes, writes, less_by(1)), tokens)
+    earlier = assignments & select(indices, indices, lt)
+    writes = selector_width(earlier)
+    last_write = aggregate(earlier & select(writes, writes, less_by(1)), tokens)
     return map(
         lambda token, write: None if "=" in token or write is None else write.partition("=")[2],
         tokens,
