@@ -20,7 +20,14 @@ from pellucid.compiled import compile_program
 from pellucid.compiled.library import PROGRAMS
 
 LARGE = {"shuffle_dyck2": ("()[]", 40), "reverse": (range(8), 80), "sort": (range(8), 80)}
-PEER_JITTED_MS = {"frac_prevs": 0.07, "hist": 0.07, "reverse": 0.08, "sort": 0.08, "sort_freq": 0.10, "shuffle_dyck2": 0.17}
+PEER_JITTED_MS = {
+    "frac_prevs": 0.07,
+    "hist": 0.07,
+    "reverse": 0.08,
+    "sort": 0.08,
+    "sort_freq": 0.10,
+    "shuffle_dyck2": 0.17,
+}
 """Milliseconds a sequence at vocabulary 4, length 5."""
 
 
@@ -38,7 +45,11 @@ def compile_large(name: str) -> str:
         "print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
     )
     return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True, cwd=sys.path[0]
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=sys.path[0],
     ).stdout
 
 
@@ -73,7 +84,9 @@ def main() -> None:
         vocab = PROGRAMS[name].vocab[:4]
         model = compile_program(PROGRAMS[name].program, vocab, 5)
         batch = [rng.choices(vocab, k=rng.randint(1, 5)) for _ in range(256)]
-        s = medians({"batch": lambda m=model, b=batch: m.batch(b), "single": lambda m=model, b=batch: m(b[0])})
+        s = medians(
+            {"batch": lambda m=model, b=batch: m.batch(b), "single": lambda m=model, b=batch: m(b[0])}
+        )
         forward[name] = round(256 / s["batch"])
         ratio[name] = {
             "times_faster_than_peer_jitted": round(peer / (1000 * s["batch"] / 256), 1),

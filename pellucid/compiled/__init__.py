@@ -6,4 +6,13 @@ from pellucid.compiled.compiler.graph import CompileError
 from pellucid.compiled.model import CompiledModel, compile_program
 from pellucid.compiled.verify import Verification, compare, verify
 
-__all__ = ["CausalWarning", "CompileError", "CompiledModel", "Verification", "compare", "compile_program", "rasp", "verify"]
+__all__ = [
+    "CausalWarning",
+    "CompileError",
+    "CompiledModel",
+    "Verification",
+    "compare",
+    "compile_program",
+    "rasp",
+    "verify",
+]

@@ -66,7 +66,9 @@ class CompiledModel:
     def ids(self, sequence: Iterable[Value]) -> list[int]:
         values = listed(sequence)
         if len(values) > self.max_len:
-            raise RaspError(f"{values!r} has {len(values)} values; the model was compiled for at most {self.max_len}")
+            raise RaspError(
+                f"{values!r} has {len(values)} values; the model was compiled for at most {self.max_len}"
+            )
         try:
             return [self.vocab.codes[key(v)] for v in values]
         except (KeyError, TypeError):
@@ -84,7 +86,9 @@ class CompiledModel:
         if self.encoding == "categorical":
             return logits.argmax(-1)
         none = int(bool(self.outputs) and self.outputs[0] is None)
-        numbers = torch.tensor([float(v) for v in self.outputs[none:]], dtype=logits.dtype, device=logits.device)
+        numbers = torch.tensor(
+            [float(v) for v in self.outputs[none:]], dtype=logits.dtype, device=logits.device
+        )
         if not len(numbers):
             return torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
         middles = (numbers[1:] + numbers[:-1]) / 2
@@ -227,7 +231,9 @@ def to_json(value: Value) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     if type(value) is tuple:
         return {"tuple": [to_json(v) for v in value]}
-    raise RaspError(f"{value!r} cannot be saved: values are None, bools, numbers, text, bytes and tuples of these")
+    raise RaspError(
+        f"{value!r} cannot be saved: values are None, bools, numbers, text, bytes and tuples of these"
+    )
 
 
 def from_json(data: Any) -> Value:
@@ -264,11 +270,20 @@ def compile_program(
     Raises `CompileError`, a `ValueError`, with every reason why the program cannot be compiled.
     """
     made = run_pipeline(
-        program, vocab, max_len, causal=causal, schedule=schedule, reuse=reuse, allow_products=allow_products, dtype=dtype
+        program,
+        vocab,
+        max_len,
+        causal=causal,
+        schedule=schedule,
+        reuse=reuse,
+        allow_products=allow_products,
+        dtype=dtype,
     )
     for what, value, others in (("bos", bos, made.vocab), ("pad", pad, [*made.vocab, bos])):
         if key(canonical(value)) in {key(v) for v in others}:
-            raise CompileError(f"{what} is {value!r}, which is already {'bos' if value == bos and what == 'pad' else 'in the vocabulary'}")
+            raise CompileError(
+                f"{what} is {value!r}, which is already {'bos' if value == bos and what == 'pad' else 'in the vocabulary'}"
+            )
     output = made.output
     return CompiledModel(
         made.transformer,
@@ -284,4 +299,3 @@ def compile_program(
         truth=lambda: truth(made),
         program=program,  # type: ignore[arg-type]
     )
-

@@ -47,13 +47,21 @@ def verify(
     vocab = model.vocab.values
     total = sum(len(vocab) ** n for n in wanted)
     if total <= limit:
-        return compare(model, (list(s) for n in wanted for s in itertools.product(vocab, repeat=n)), exhaustive=True)
+        return compare(
+            model, (list(s) for n in wanted for s in itertools.product(vocab, repeat=n)), exhaustive=True
+        )
     rng = np.random.default_rng(seed)
     drawn = rng.choice(wanted, size=limit)
-    return compare(model, ([vocab[i] for i in rng.integers(len(vocab), size=n)] for n in np.sort(drawn)), exhaustive=False)
+    return compare(
+        model,
+        ([vocab[i] for i in rng.integers(len(vocab), size=n)] for n in np.sort(drawn)),
+        exhaustive=False,
+    )
 
 
-def compare(model: CompiledModel, sequences: Iterable[Sequence[Value]], exhaustive: bool = False) -> Verification:
+def compare(
+    model: CompiledModel, sequences: Iterable[Sequence[Value]], exhaustive: bool = False
+) -> Verification:
     """Compare model and program on these sequences."""
     if model.program is None:
         raise RaspError("this model has no program: verify it when it is compiled, before it is saved")
@@ -78,7 +86,11 @@ def compare(model: CompiledModel, sequences: Iterable[Sequence[Value]], exhausti
             if wrong.any() and first is None:
                 row = int(np.argmax(wrong))
                 n = len(part[row])
-                first = (list(part[row]), [values[c] for c in expected[row, :n]], [model.outputs[c] for c in codes[row, :n]])
+                first = (
+                    list(part[row]),
+                    [values[c] for c in expected[row, :n]],
+                    [model.outputs[c] for c in codes[row, :n]],
+                )
             if real.any():
                 error = np.abs(logits.double().cpu().numpy() - ideal[right]).max(-1)
                 worst = max(worst, float(error[real].max()))

@@ -240,8 +240,7 @@ class Transformer(nn.Module):
 
     sinusoids: Tensor
 
-    def __init__(self, config: ModelConfig, *, seed: int | None = 0, device: str | torch.device = "auto"
-    ):
+    def __init__(self, config: ModelConfig, *, seed: int | None = 0, device: str | torch.device = "auto"):
         """`seed` draws the weights; None leaves them to whoever fills them."""
         super().__init__()
         self.config = config

@@ -88,7 +88,7 @@ def to_half(m: int) -> Callable:
 
 
 @functools.cache
-def to_text(m: int) -> Callable:
+def to_letter(m: int) -> Callable:
     return named(f"letter_{m}", lambda v: "abcd"[to_int(v) % m])
 
 
@@ -213,7 +213,7 @@ NUMBERS: list[Value] = [None, None, 0, -1, 2, Fraction(1, 2), 0.5, True]
 """Defaults of means."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawn:
     """An s-op and what is known of its values."""
 
@@ -235,7 +235,7 @@ class Drawn:
         return self.kind != "any" and not self.optional
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Drawing:
     """A selector; whether it selects no more than one key; and how deep it is."""
 
@@ -252,7 +252,11 @@ def about(values: Sequence[Value]) -> dict[str, Any]:
         numbers = [Fraction(number(v)) for v in there]
         high = max(math.ceil(abs(v)) for v in numbers)
         kind = "int" if all(isinstance(v, int) for v in there) else "number"
-        return known | {"kind": kind, "high": high, "denominator": math.lcm(*(v.denominator for v in numbers))}
+        return known | {
+            "kind": kind,
+            "high": high,
+            "denominator": math.lcm(*(v.denominator for v in numbers)),
+        }
     return known | {"kind": "text" if there and all(isinstance(v, str) for v in there) else "any"}
 
 
@@ -300,7 +304,15 @@ class Programs:
         old = [x for x in self.sops if x.depth <= depth]
         options = [self.leaf] if leaf or depth == 0 else []
         if depth:
-            options += [self.map_one, self.operator, self.map_two, self.mean, self.value, self.width, self.operator]
+            options += [
+                self.map_one,
+                self.operator,
+                self.map_two,
+                self.mean,
+                self.value,
+                self.width,
+                self.operator,
+            ]
             options += [self.mean, self.map_three, self.encoded]
         if old and leaf:
             options += [lambda _: self.one_of(old)] * 2
@@ -315,11 +327,406 @@ class Programs:
         return made
 
     def leaf(self, depth: int) -> Drawn:
-        option = self.below(7)
-        if option == 6:
+        """Tokens, indices, indices somewhat off, or a constant."""
+        option = self.below(8)
+        if option == 7:
             value = self.one_of(CONSTANTS)
-            return Drawn(rasp.map(or_else(0), value) if value is None else rasp.numerical(value) if value == 1 else rasp.categorical(value), **about([value]))
-        if option >= 4:
+            return Drawn(rasp.categorical(value), **about([value]))
+        if option == 6:
             steps = self.one_of([1, -1, 2])
-            return replace(self.indices, sop=self.indices.sop + steps, high=self.max_len + 1)
-        return self.indices if option >= 2 else self.tokens
+            return replace(self.indices, sop=rasp.indices + steps, high=self.max_len + 1)
+        return self.indices if option in (1, 3) else self.tokens
+
+    def apply(self, function: Callable, *inputs: Drawn, **known: Any) -> Drawn:
+        """A map with an opaque function; `known` says what its values are."""
+        return Drawn(
+            rasp.map(function, *(x.sop for x in inputs)), depth=1 + max(x.depth for x in inputs), **known
+        )
+
+    def residue(self, x: Drawn, m: int = 0) -> Drawn:
+        """The s-op's values, made few."""
+        m = m or 2 + self.below(3)
+        return self.apply(residue(m), x, kind="int", size=m, high=m - 1)
+
+    def few(self, x: Drawn, most: int) -> Drawn:
+        return x if x.size <= most else self.residue(x)
+
+    def several(self, depth: int, n: int) -> list[Drawn]:
+        """The inputs of a map, with few combinations of values; mostly at least one is as deep as may be."""
+        inputs = [self.sop(depth - 1), *(self.sop(self.below(depth)) for _ in range(n - 1))]
+        while math.prod(x.size for x in inputs) > 1500:
+            inputs = [self.residue(x) if x.size == max(y.size for y in inputs) else x for x in inputs]
+        return inputs
+
+    def number(self, depth: int) -> Drawn:
+        """An s-op of numbers, none of them None."""
+        x = self.sop(depth)
+        if x.kind not in ("int", "number"):
+            return self.residue(x)
+        if x.optional:
+            low = replace(x, kind=x.kind, optional=False, size=x.size + 1)
+            return replace(low, sop=rasp.map(or_else(0), x.sop), depth=x.depth + 1)
+        return x
+
+    def encoded(self, depth: int) -> Drawn:
+        """An s-op of numbers in the other encoding."""
+        x = self.sop(depth - 1)
+        if x.sop.encoding == "numerical":
+            x = self.few(x, CATEGORICAL)
+            return replace(x, sop=rasp.categorical(x.sop), depth=x.depth + 1)
+        return self.numerical(x if x.kind in ("int", "number") else self.residue(x))
+
+    def numerical(self, x: Drawn) -> Drawn:
+        return replace(x, sop=rasp.numerical(x.sop), depth=x.depth + (x.sop.encoding == "categorical"))
+
+    def map_one(self, depth: int) -> Drawn:
+        x, m = self.sop(depth - 1), 2 + self.below(3)
+        more = joined(x) | {"size": x.size + 1}
+        options: list[tuple[Callable, dict[str, Any]]] = [
+            (residue(m), {"kind": "int", "size": m, "high": m}),
+            (is_multiple(m), {"kind": "int", "size": 2, "high": 1}),
+            (no_multiples(m), more | {"optional": True}),
+            (to_fraction(m), {"kind": "number", "size": 5, "high": 2, "denominator": m}),
+            (minus_residue(m), {"kind": "int", "size": m, "high": m}),
+            (to_half(m), {"kind": "number", "size": m, "high": 2, "denominator": 2}),
+            (to_letter(m), {"kind": "text", "size": m}),
+            (one_of_look_alikes, {"kind": "number", "size": 3, "high": 1}),
+            (in_a_tuple, {"kind": "any", "size": x.size}),
+        ]
+        if x.optional:
+            default = self.one_of([0, -1, "none"])
+            filled = joined(x, Drawn(rasp.tokens, **about([default]))) | {"optional": False}
+            options += [(is_none, {"kind": "int", "size": 2, "high": 1}), (or_else(default), filled)] * 3
+        function, known = self.one_of(options)
+        return self.apply(function, x, **known)
+
+    def map_two(self, depth: int) -> Drawn:
+        (x, y), m = self.several(depth, 2), 2 + self.below(3)
+        function, known = self.one_of(
+            [
+                (sum_residue(m), {"kind": "int", "size": m, "high": m}),
+                (is_identical, {"kind": "int", "size": 2, "high": 1}),
+                (lower, joined(x, y)),
+                (first_there, joined(x, y) | {"optional": y.optional}),
+                (unless_equal, joined(x) | {"optional": True}),
+                (
+                    ratio(m),
+                    {"kind": "number", "size": m * m, "high": m, "denominator": math.lcm(*range(1, m + 1))},
+                ),
+                (pair, {"kind": "any", "size": x.size * y.size}),
+            ]
+        )
+        return self.apply(function, x, y, **known)
+
+    def map_three(self, depth: int) -> Drawn:
+        (x, y, z), m = self.several(depth, 3), 2 + self.below(3)
+        function, known = self.one_of(
+            [
+                (weighted_residue(m), {"kind": "int", "size": m, "high": m}),
+                (choose(m), joined(y, z)),
+                (middle, joined(x, y, z)),
+            ]
+        )
+        return self.apply(function, x, y, z, **known)
+
+    # Operators.
+
+    def operator(self, depth: int) -> Drawn:
+        option = self.below(8)
+        if option == 7:
+            return self.equality(depth)
+        x = self.number(depth - 1)
+        if option >= 5:
+            return self.operator_of_two(x, self.number(self.below(depth)))
+        return self.operator_of_one(x, self.one_of(FACTORS))
+
+    def equality(self, depth: int) -> Drawn:
+        x, y = self.several(depth, 2)
+        other = self.one_of([y.sop, *CONSTANTS])
+        sop = x.sop == other if self.below(2) else x.sop != other
+        return Drawn(sop, "int", 2, 1 + max(x.depth, y.depth), high=1)
+
+    def operator_of_one(self, x: Drawn, c: Value) -> Drawn:
+        """An operator of a number and a constant."""
+        a, exact, r = x.sop, Fraction(c), abs(Fraction(c))
+        kind = "int" if x.kind == "int" and isinstance(c, int) else "number"
+        finer = x.denominator * exact.denominator
+        known = {"kind": kind, "size": x.size, "denominator": finer}
+        few = math.ceil(r) * x.denominator * exact.denominator + 1
+        truth = {"kind": "int", "size": 2, "high": 1}
+        linear: list[tuple[Callable, dict[str, Any]]] = [
+            (lambda: a + c, known | {"high": x.high + math.ceil(r)}),
+            (lambda: c - a, known | {"high": x.high + math.ceil(r)}),
+            (lambda: a * c, known | {"high": math.ceil(x.high * r)}),
+            (lambda: -a, joined(x)),
+            (lambda: c + a, known | {"high": x.high + math.ceil(r)}),
+            (lambda: a - c, known | {"high": x.high + math.ceil(r)}),
+            (lambda: c * a, known | {"high": math.ceil(x.high * r)}),
+            (
+                lambda: a / c,
+                known
+                | {"kind": "number", "high": math.ceil(x.high / r)}
+                | {"denominator": x.denominator * abs(exact.numerator)},
+            ),
+        ]
+        others: list[tuple[Callable, dict[str, Any]]] = [
+            (lambda: a < c, truth),
+            (lambda: a >= c, truth),
+            (lambda: a > c, truth),
+            (lambda: c >= a, truth),
+            (lambda: a % c, known | {"high": math.ceil(r), "size": min(x.size, few) if finer else x.size}),
+            (lambda: abs(a), joined(x)),
+            (lambda: a // c, known | {"high": math.ceil(x.high / r) + 1, "denominator": 1}),
+            (lambda: a**2, known | {"high": x.high**2, "denominator": x.denominator**2}),
+            (lambda: a**0, truth | {"kind": kind}),
+        ]
+        if x.kind == "int":
+            few_bits = self.residue(x, 4)
+            whole = few_bits.sop + 1
+            others += [
+                (lambda: ~a, joined(x) | {"high": x.high + 1}),
+                (lambda: a & 3, known | {"kind": "int", "denominator": 1, "high": 3}),
+                (lambda: a | 1, known | {"kind": "int", "denominator": 1, "high": x.high + 1}),
+                (lambda: 2 ^ a, known | {"kind": "int", "denominator": 1, "high": x.high + 3}),
+                (lambda: 7 // whole, {"kind": "int", "size": 4, "high": 7}),
+                (lambda: -7 % whole, {"kind": "int", "size": 4, "high": 4}),
+                (lambda: 2**whole, {"kind": "int", "size": 4, "high": 16}),
+            ]
+        make, known = self.one_of([*linear, *others])
+        return Drawn(make(), depth=x.depth + 1, **known)
+
+    def operator_of_two(self, x: Drawn, y: Drawn) -> Drawn:
+        """An operator of two numbers."""
+        if x.size * y.size > 1500:
+            x, y = self.residue(x), self.few(y, 300)
+        a, b = x.sop, y.sop
+        kind = "int" if x.kind == y.kind == "int" else "number"
+        finer = x.denominator * y.denominator
+        high, size = x.high + y.high, x.size * y.size
+        whole = {"size": min(size, 2 * high + 1) if kind == "int" else size, "high": high}
+        truth = {"kind": "int", "size": 2, "high": 1, "denominator": 1}
+        options: list[tuple[Callable, dict[str, Any]]] = [
+            (lambda: a + b, whole),
+            (lambda: a - b, whole),
+            (lambda: a < b, truth),
+            (lambda: a >= b, truth),
+            (lambda: a == b, truth),
+            (lambda: a * b, {"size": size, "high": x.high * y.high}),
+        ]
+        if kind == "int":
+            bits = {"high": 2 * high + 1, "size": size}
+            options += [(lambda: a & b, bits), (lambda: a | b, bits), (lambda: a ^ b, bits)]
+        make, known = self.one_of(options)
+        return Drawn(
+            make(), depth=1 + max(x.depth, y.depth), **({"kind": kind, "denominator": finer} | known)
+        )
+
+    # What reads selectors.
+
+    def mean(self, depth: int) -> Drawn:
+        """An aggregate of numerical values."""
+        selected, x = self.selector(depth - 1), self.number(depth - 1)
+        if x.denominator == 0 and (self.max_len > 3 or not self.rarely()):
+            x = self.residue(x)
+        estimate = self.means(x)
+        if estimate > NUMERICAL:
+            x = self.residue(x, 2)
+        x, default = self.numerical(x), self.one_of(NUMBERS)
+        return Drawn(
+            rasp.aggregate(selected.selector, x.sop, default=default),
+            "number",
+            self.means(x),
+            1 + max(selected.depth, x.depth),
+            optional=default is None,
+            high=max(x.high, 2),
+            denominator=0,
+        )
+
+    def means(self, x: Drawn) -> int:
+        """About how many means there can be of such values: a third of the fractions is in lowest terms."""
+        steps = 2 * x.high * x.denominator if x.denominator else 20 * x.size
+        return 2 + min(x.size * self.max_len**2, steps * self.max_len**2) // 3 if x.size > 1 else 3
+
+    def value(self, depth: int) -> Drawn:
+        """An aggregate of categorical values, of which one is selected, or equal ones."""
+        option = self.below(8)
+        if option >= 6:
+            chosen, x = self.alike(depth)
+        else:
+            chosen, x = self.pick(depth), self.sop(self.below(depth)) if option else self.tokens
+        if x.sop.encoding == "numerical":
+            x = self.few(x, CATEGORICAL)
+            x = replace(x, sop=rasp.categorical(x.sop), depth=x.depth + 1)
+        default = self.one_of(DEFAULTS)
+        known = joined(x, Drawn(rasp.tokens, **about([default])))
+        if default is None:
+            known |= {"kind": x.kind}
+        sop = rasp.aggregate(chosen.selector, x.sop, default=default)
+        return Drawn(sop, depth=1 + max(chosen.depth, x.depth), **known)
+
+    def alike(self, depth: int) -> tuple[Drawing, Drawn]:
+        """A selector of keys that have the same value, mostly, and that value."""
+        option = self.below(5)
+        if option == 4:
+            return self.selector(depth - 1), self.leaf_constant()
+        x = self.few(self.sop(max(depth - 2, 0)), COMPARED)
+        y = self.few(self.sop(self.below(max(depth - 1, 1))), COMPARED) if option == 3 else x
+        same = rasp.select(x.sop, y.sop, self.one_of([is_identical, is_identical, rasp.eq]))
+        chosen = Drawing(same, False, 1 + max(x.depth, y.depth))
+        if option == 2:
+            other = self.conjunction(max(depth - 2, 0))
+            chosen = Drawing(same & other.selector, False, 1 + max(chosen.depth, other.depth))
+        return chosen, self.apply(residue(3), x, kind="int", size=3, high=2) if option == 1 else x
+
+    def leaf_constant(self) -> Drawn:
+        value = self.one_of(CONSTANTS)
+        return Drawn(rasp.categorical(value), **about([value]))
+
+    def width(self, depth: int) -> Drawn:
+        """A selector width; of a disjunction of any two selectors too, which the compiler counts part by part."""
+        selected = self.selector(depth - 1)
+        if self.below(8) == 7:
+            other = self.conjunction(depth - 1)
+            selected = Drawing(
+                selected.selector | other.selector, False, 1 + max(selected.depth, other.depth)
+            )
+        n = self.max_len
+        made = Drawn(rasp.selector_width(selected.selector), "int", n + 1, selected.depth + 1, high=n)
+        return self.numerical(made) if self.below(4) == 3 else made
+
+    # Selectors.
+
+    def selector(self, depth: int) -> Drawing:
+        """A selector that one head can attend by."""
+        old = [s for s in self.selectors if s.depth <= depth]
+        if old and self.below(4) == 3:
+            return self.one_of(old)
+        made = self.either(depth) if self.below(8) == 7 else self.conjunction(depth)
+        self.selectors.append(made)
+        return made
+
+    def compared(self, depth: int) -> Drawn:
+        """A key or query."""
+        return self.few(self.sop(depth), COMPARED)
+
+    def predicate(self, x: Drawn, y: Drawn) -> Any:
+        """Any predicate that can compare these."""
+        comparable = x.ordered and y.ordered and (x.kind == "text") == (y.kind == "text")
+        return self.one_of([*ANY, *ORDERED * 2] if comparable else ANY)
+
+    def atom(self, depth: int) -> Drawing:
+        """A select, a pick, or a disjunction of two selects that compare the same."""
+        option = self.below(8)
+        if option == 7:
+            return self.pick(depth + 1)
+        x, y = self.compared(depth), self.compared(self.below(depth + 1))
+        if option == 6:
+            x, y = y, x
+        made = rasp.select(x.sop, y.sop, self.predicate(x, y))
+        if option == 5:
+            made = made | rasp.select(x.sop, y.sop, self.predicate(x, y))
+        return Drawing(made, False, max(x.depth, y.depth))
+
+    def conjunction(self, depth: int, positive: bool = True) -> Drawing:
+        """A selector that is a conjunction of selects and negated ones; or, if not `positive`, one whose negation is.
+
+        Then `one` is about its negation.
+        """
+        option = self.below(8) if depth else 0
+        if option < 4:
+            made = self.atom(max(depth - 1, 0))
+            return made if positive else replace(made, one=False)
+        if option == 4:
+            inner = self.conjunction(depth - 1, not positive)
+            return replace(inner, selector=~inner.selector, depth=inner.depth + 1)
+        left, right = self.conjunction(depth - 1, positive), self.conjunction(self.below(depth), positive)
+        both = left.selector & right.selector if positive else left.selector | right.selector
+        return Drawing(both, left.one or right.one, 1 + max(left.depth, right.depth))
+
+    def either(self, depth: int) -> Drawing:
+        """A disjunction that one head can attend by, though its parts compare different s-ops."""
+        x, y = self.compared(max(depth - 1, 0)), self.compared(self.below(max(depth, 1)))
+        option = self.below(3)
+        if option == 0:  # never both: where values are the same, so are their residues
+            m = 2 + self.below(2)
+            k, q = self.residue(x, m), self.residue(y, m)
+            differ = rasp.select(k.sop, q.sop, self.one_of([rasp.lt, rasp.gt, rasp.neq]))
+            parts = [rasp.select(x.sop, y.sop, is_identical), differ]
+        elif option == 1:  # a condition of the key or one of the query
+            here, there = self.one_of(CONSTANTS), self.one_of(CONSTANTS)
+            parts = [rasp.select(x.sop, here, self.opaque()), rasp.select(there, y.sop, self.opaque())]
+        else:  # the same keys, for one reason of the query or another
+            here, there = self.one_of(CONSTANTS), self.one_of(CONSTANTS)
+            parts = [rasp.select(here, x.sop, self.opaque()), rasp.select(there, y.sop, self.opaque())]
+        return Drawing(parts[0] | parts[1], False, 1 + max(x.depth, y.depth))
+
+    def opaque(self) -> Any:
+        return self.one_of(ANY)
+
+    def pick(self, depth: int) -> Drawing:
+        """A selector of at most one key."""
+        old = [s for s in self.selectors if s.one and s.depth < depth]
+        option = self.below(8)
+        if old and option == 7:
+            return self.one_of(old)
+        if option == 6 and depth > 1:
+            one, other = self.pick(depth - 1), self.conjunction(depth - 2)
+            made = Drawing(one.selector & other.selector, True, 1 + max(one.depth, other.depth))
+        elif option == 5 and self.tokens.size * self.max_len <= COMPARED:
+            made = self.by_rank()
+        else:
+            made = self.by_index(depth)
+        self.selectors.append(made)
+        return made
+
+    def by_index(self, depth: int) -> Drawing:
+        """The key at an index that the query says."""
+        keys, back, one_index = self.one_of(
+            [
+                (rasp.indices, lambda q: q, rasp.eq),
+                (rasp.indices, lambda q: q, one_less),
+                (rasp.indices * 2 + 1, lambda q: 2 * q + 1, rasp.eq),
+                (-rasp.indices, lambda q: -q, rasp.eq),
+                (rasp.numerical(rasp.indices), lambda q: q, rasp.eq),
+                (rasp.map(in_a_tuple, rasp.indices), lambda q: rasp.map(in_a_tuple, q), is_identical),
+            ]
+        )
+        option = self.below(4)
+        if option == 0:
+            q = (
+                self.indices
+                if self.max_len > COMPARED
+                else self.few(self.number(max(depth - 2, 0)), COMPARED)
+            )
+        elif option == 1:
+            q = replace(self.indices, sop=rasp.indices - 1)
+        elif option == 2:
+            length = rasp.selector_width(rasp.select(rasp.indices, rasp.indices, rasp.true))
+            q = Drawn(length - 1 - rasp.indices, "int", 2 * self.max_len, depth=2)
+        else:
+            q = Drawn(rasp.categorical(self.below(self.max_len)), "int", 1)
+        return Drawing(rasp.select(keys, back(q.sop), one_index), True, q.depth + 1)
+
+    def by_rank(self) -> Drawing:
+        """The key that comes at the query's index when tokens are sorted."""
+        keys = rasp.map(pair, rasp.tokens, rasp.indices)
+        rank = rasp.selector_width(rasp.select(keys, keys, below))
+        return Drawing(rasp.select(rank, rasp.indices, rasp.eq), True, 3)
+
+
+@st.composite
+def programs(draw) -> Case:
+    """A case: any program of about `depth` levels, up to 6, over any vocabulary and length up to 60."""
+    max_len = draw(short) if draw(up_to(9)) < 8 else draw(long)
+    vocab = draw(vocabularies)
+    program = Programs(draw, vocab, max_len).sop(1 + draw(up_to(5)), leaf=False)
+    rows = [1, max_len, *(1 + draw(up_to(max_len - 1)) for _ in range(6))]
+    drawn = [draw(st.binary(min_size=n, max_size=n)) for n in rows]
+    sequences = [[vocab[i % len(vocab)] for i in row] for row in drawn]
+    return Case(program.sop, vocab, max_len, draw(st.booleans()), sequences)
+
+
+short, long = st.integers(1, 12), st.integers(13, 60)
+vocabularies = st.sampled_from(VOCABULARIES).flatmap(
+    lambda values: st.lists(st.sampled_from(values), min_size=1, max_size=6, unique_by=key)
+)

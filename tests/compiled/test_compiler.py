@@ -48,7 +48,9 @@ def shuffle_dyck(*kinds):
     everywhere = select(indices, indices, true)
     parts = []
     for opening, closing in kinds:
-        total = aggregate(everywhere, numerical(map(lambda t, a=opening, b=closing: (t == a) - (t == b), tokens)))
+        total = aggregate(
+            everywhere, numerical(map(lambda t, a=opening, b=closing: (t == a) - (t == b), tokens))
+        )
         below = aggregate(everywhere, numerical(balance(opening, closing) < 0))
         parts.append((total == 0) & (below == 0))
     out = parts[0]
@@ -76,7 +78,8 @@ SELECTORS = {
     "nor": ~same & ~before,
     "nor, as not or": ~(same | before),
     "or of one pair of s-ops": same | smaller,
-    "or of disjoint selects": smaller | select(map(lambda t: 10 * t, tokens), tokens, lambda k, q: k == 10 * q),
+    "or of disjoint selects": smaller
+    | select(map(lambda t: 10 * t, tokens), tokens, lambda k, q: k == 10 * q),
     "query or key": select(1, tokens, eq) | select(indices, 2, eq),
     "three": same & before & select(indices, indices, lambda k, q: k % 2 == q % 2),
 }
@@ -85,7 +88,10 @@ SELECTORS = {
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", SELECTORS)
 def test_a_boolean_combination_is_one_head(name, causal):
-    for program in (selector_width(SELECTORS[name]), aggregate(SELECTORS[name], numerical(indices), default=-1)):
+    for program in (
+        selector_width(SELECTORS[name]),
+        aggregate(SELECTORS[name], numerical(indices), default=-1),
+    ):
         model = exact(program, [1, 2, 3], 5, causal=causal)
         assert sum(len(heads) for heads in model.summary()["heads"]) == 1
 
@@ -129,11 +135,21 @@ def test_negative_and_mixed_values_are_kept_apart():
     assert [type(v) for v in model(vocab[:3])] == [int, bool, float]
     exact(numerical(map(lambda t: -t, tokens)), [-3, 0, 2], 4)
     exact(aggregate(prevs, numerical(tokens)) * -2 + 1, [-3, 0, 2], 4)
-    exact(map(lambda t, f: t if f > 0.5 else "no", tokens, aggregate(prevs, numerical(tokens == 1))), [1, "a", None], 4)
+    exact(
+        map(lambda t, f: t if f > 0.5 else "no", tokens, aggregate(prevs, numerical(tokens == 1))),
+        [1, "a", None],
+        4,
+    )
 
 
 def test_programs_that_read_no_tokens_or_compute_nothing():
-    for program in (indices, length, tokens * 0, aggregate(prevs, numerical(indices)), map(lambda i: i % 2, indices)):
+    for program in (
+        indices,
+        length,
+        tokens * 0,
+        aggregate(prevs, numerical(indices)),
+        map(lambda i: i % 2, indices),
+    ):
         exact(program, [1, 2], 6)
         exact(program, [1, 2], 6, causal=True)
 
@@ -156,7 +172,7 @@ def test_length_200_and_a_threshold_at_length_100_are_exact():
 
 def test_what_float32_cannot_hold_is_refused_and_float64_can():
     program = aggregate(prevs, numerical(map(lambda t: 100_000_001 if t else 100_000_000, tokens)))
-    with pytest.raises(CompileError, match="cannot be exact in float32.*float64"):
+    with pytest.raises(CompileError, match=r"cannot be exact in float32.*float64"):
         compile_program(program, [False, True], 4)
     assert exact(program, [False, True], 4, dtype="float64").summary()["dtype"] == "float64"
 
@@ -173,7 +189,9 @@ def test_a_batch_of_mixed_lengths_equals_one_at_a_time():
 
 def test_a_causal_model_equals_the_causal_interpreter_and_a_warning_names_what_is_lost():
     with pytest.warns(CausalWarning, match="everything"):
-        model = compile_program(selector_width(select(indices, indices, true).named("everything")), "ab", 5, causal=True)
+        model = compile_program(
+            selector_width(select(indices, indices, true).named("everything")), "ab", 5, causal=True
+        )
     assert model("abab") == [1, 2, 3, 4]
     assert verify(model).failures == 0
 
@@ -239,7 +257,9 @@ def shallowest(blocks):
         for choice in itertools.product(range(slots), repeat=len(blocks)):
             where = {b.target.node: s for b, s in zip(blocks, choice, strict=True)}
             fits = all(s % 2 == (b.kind == "mlp") for b, s in zip(blocks, choice, strict=True))
-            if fits and all(where[v.node] < where[b.target.node] for b in blocks for v in b.reads if v.node in where):
+            if fits and all(
+                where[v.node] < where[b.target.node] for b in blocks for v in b.reads if v.node in where
+            ):
                 return slots
     raise AssertionError
 
@@ -266,7 +286,9 @@ def replay(path, sequence):
     x = w["wte.weight"][ids] + w["wpe.weight"][: len(ids)]
     for i, layer in enumerate(config["model"]["layers"]):
         if layer["heads"]:
-            q, k, v = np.split(x @ w[f"blocks.{i}.attn.qkv.weight"].T + w[f"blocks.{i}.attn.qkv.bias"], 3, axis=1)
+            q, k, v = np.split(
+                x @ w[f"blocks.{i}.attn.qkv.weight"].T + w[f"blocks.{i}.attn.qkv.bias"], 3, axis=1
+            )
             ends = np.cumsum(layer["heads"])[:-1]
             mixes = []
             for qh, kh, vh in zip(*(np.split(a, ends, axis=1) for a in (q, k, v)), strict=True):
@@ -276,7 +298,11 @@ def replay(path, sequence):
             x = x + np.concatenate(mixes, 1) @ w[f"blocks.{i}.attn.proj.weight"].T
         if layer["d_mlp"]:
             hidden = x @ w[f"blocks.{i}.mlp.fc.weight"].T + w[f"blocks.{i}.mlp.fc.bias"]
-            x = x + np.maximum(hidden, 0) @ w[f"blocks.{i}.mlp.proj.weight"].T + w[f"blocks.{i}.mlp.proj.bias"]
+            x = (
+                x
+                + np.maximum(hidden, 0) @ w[f"blocks.{i}.mlp.proj.weight"].T
+                + w[f"blocks.{i}.mlp.proj.bias"]
+            )
     return (x @ w["head.weight"].T)[1:]
 
 
@@ -293,7 +319,11 @@ def test_a_saved_model_comes_back_with_its_values_labels_and_truth(tmp_path):
     model = compile_program(aggregate(before, numerical(tokens)), [1, -2, 3], 4)
     model.save(tmp_path / "model")
     loaded = CompiledModel.load(tmp_path / "model")
-    assert loaded([1, -2, 3]) == model([1, -2, 3]) == [None, 1, aggregate(before, numerical(tokens))([1, -2, 3])[2]]
+    assert (
+        loaded([1, -2, 3])
+        == model([1, -2, 3])
+        == [None, 1, aggregate(before, numerical(tokens))([1, -2, 3])[2]]
+    )
     assert loaded.labels(1) == model.labels(1)
     assert loaded.truth == json.loads(json.dumps(model.truth))
     with pytest.raises(ValueError, match="no program"):
@@ -316,7 +346,9 @@ def matrices(model):
 
 
 @pytest.mark.parametrize("options", [{}, {"schedule": "narrow", "reuse": True}], ids=["plain", "reuse"])
-@pytest.mark.parametrize("program", [reverse, sort_freq, aggregate(same & before, numerical(indices)), hist > 2])
+@pytest.mark.parametrize(
+    "program", [reverse, sort_freq, aggregate(same & before, numerical(indices)), hist > 2]
+)
 def test_the_truths_edges_are_where_products_of_weights_are_not_zero(program, options):
     model = compile_program(program, [0, 1, 2], 5, **options)
     edges = model.truth["edges"]
@@ -376,7 +408,12 @@ def test_every_variable_is_where_the_truth_says():
         (tokens, [1, 1], 3, "1 twice"),
         (tokens, "ab", 0, "max_len must be a positive integer, got 0"),
         (tokens, ["BOS"], 3, "'BOS'.*vocabulary"),
-        (map(lambda t: 1 // t, tokens).named("inverse"), [0, 1], 3, r"inverse fails on \(0\): ZeroDivisionError"),
+        (
+            map(lambda t: 1 // t, tokens).named("inverse"),
+            [0, 1],
+            3,
+            r"inverse fails on \(0\): ZeroDivisionError",
+        ),
         (selector_width(select(tokens, tokens, lambda k, q: 1).named("odd")), [0, 1], 3, "odd.*not a bool"),
         (selector_width(select(tokens, tokens, lambda k, q: k < q)), [0, "a"], 3, "TypeError"),
     ],
@@ -387,7 +424,10 @@ def test_what_cannot_be_compiled_is_said_with_the_expression_and_the_value(progr
 
 
 def test_all_problems_of_a_program_are_listed():
-    first, second = map(lambda t: 1 // t, tokens).named("first"), map(lambda t: t.missing, tokens).named("second")
+    first, second = (
+        map(lambda t: 1 // t, tokens).named("first"),
+        map(lambda t: t.missing, tokens).named("second"),
+    )
     with pytest.raises(CompileError, match=r"(?s)2 problems.*first fails.*second fails"):
         compile_program(map(lambda a, b: a, first, second), [0, 1], 3)
 
@@ -402,7 +442,12 @@ def test_value_sets_that_are_too_large_are_refused_by_name():
 
 def test_sequences_that_a_model_cannot_take_are_refused():
     model = compile_program(tokens, "ab", 3)
-    for sequence, message in (("abab", "at most 3"), ("abc", "'c' in"), (5, "expected a sequence"), ([[1]], "vocabulary")):
+    for sequence, message in (
+        ("abab", "at most 3"),
+        ("abc", "'c' in"),
+        (5, "expected a sequence"),
+        ([[1]], "vocabulary"),
+    ):
         with pytest.raises(ValueError, match=message):
             model(sequence)
     assert model.batch(["ab", "", "bab"]) == [["a", "b"], [], ["b", "a", "b"]]

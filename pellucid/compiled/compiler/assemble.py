@@ -44,7 +44,8 @@ def assemble(
         (heads if slot % 2 == 0 else neurons)[slot // 2].append(block)  # type: ignore[arg-type]
     at = {v.node: layout.directions[v.node] for v in held}
     erasers = {
-        slot // 2: [(at[v.node], *eraser(v, parts)) for v, parts in erased] for slot, erased in layout.erased.items()
+        slot // 2: [(at[v.node], *eraser(v, parts)) for v, parts in erased]
+        for slot, erased in layout.erased.items()
     }
     layers = tuple(
         LayerConfig(
@@ -90,7 +91,9 @@ def fill(parameter: torch.Tensor, values: np.ndarray) -> None:
     parameter.copy_(torch.from_numpy(values))
 
 
-def token_table(held: Sequence[Variable], at: dict[int, list[int]], vocab: Sequence[Value], width: int) -> np.ndarray:
+def token_table(
+    held: Sequence[Variable], at: dict[int, list[int]], vocab: Sequence[Value], width: int
+) -> np.ndarray:
     """(token id, direction): what the embedding writes of each token; BOS its own direction, padding nothing."""
     table = np.zeros((len(vocab) + 2, width))
     for v in held:
@@ -108,8 +111,16 @@ def place_heads(attn, heads: Sequence[HeadBlock], at: dict[int, list[int]], widt
     start = 0
     for head in heads:
         n, m = len(head.b_q), head.target.width
-        q, k, v = slice(start, start + n), slice(total + start, total + start + n), slice(2 * total + start, 2 * total + start + m)
-        for rows, variables, weights in ((q, head.queries, head.w_q), (k, head.keys, head.w_k), (v, head.values, head.w_v)):
+        q, k, v = (
+            slice(start, start + n),
+            slice(total + start, total + start + n),
+            slice(2 * total + start, 2 * total + start + m),
+        )
+        for rows, variables, weights in (
+            (q, head.queries, head.w_q),
+            (k, head.keys, head.w_k),
+            (v, head.values, head.w_v),
+        ):
             for variable, w in zip(variables, weights, strict=True):
                 qkv[rows, at[variable.node]] += w
         qkv[q, BOS] += head.bos_q
@@ -142,5 +153,10 @@ def place_neurons(mlp, blocks: Sequence[MLPBlock], erasers, at: dict[int, list[i
         w_in[rows, directions] = erase_in
         w_out[directions, rows] = erase_out
         start = rows.stop
-    for parameter, values in ((mlp.fc.weight, w_in), (mlp.fc.bias, b_in), (mlp.proj.weight, w_out), (mlp.proj.bias, b_out)):
+    for parameter, values in (
+        (mlp.fc.weight, w_in),
+        (mlp.fc.bias, b_in),
+        (mlp.proj.weight, w_out),
+        (mlp.proj.bias, b_out),
+    ):
         fill(parameter, values)

@@ -45,7 +45,9 @@ class Graph:
         if not isinstance(program, Expression):
             raise CompileError(f"expected a RASP expression, got {program!r}")
         if not isinstance(program, SOp):
-            raise CompileError(f"{describe(program)} is a selector: aggregate over it, or take its selector_width")
+            raise CompileError(
+                f"{describe(program)} is a selector: aggregate over it, or take its selector_width"
+            )
         self.nodes: list[Expression] = []
         self.known: dict[Hashable, Expression] = {}
         self.place: dict[int, Expression] = {}
@@ -80,13 +82,17 @@ class Graph:
             # Operators are told apart by their symbols, functions by themselves.
             return self.intern(made, e.name, (Map, e.symbol or id(e.function), e.encoding, ids))
         if isinstance(e, Aggregate):
-            return self.intern(Aggregate(inputs[0], inputs[1], e.default), e.name, (Aggregate, key(e.default), ids))
+            return self.intern(
+                Aggregate(inputs[0], inputs[1], e.default), e.name, (Aggregate, key(e.default), ids)
+            )
         if isinstance(e, Select):
             if e.predicate is true:  # reads nothing
                 inputs = [Constant(None), Constant(None)]
             keys, queries = (self.add(categorical(x)) for x in inputs)
             return self.intern(
-                Select(keys, queries, e.predicate), e.name, (Select, id(e.predicate), id(keys), id(queries))  # type: ignore[arg-type]
+                Select(keys, queries, e.predicate),
+                e.name,
+                (Select, id(e.predicate), id(keys), id(queries)),  # type: ignore[arg-type]
             )
         assert isinstance(e, Not | And | Or)
         return self.intern(type(e)(*inputs), e.name, (type(e), ids))

@@ -100,7 +100,12 @@ def build_head(
     counts = isinstance(node, InverseWidth)
     channels = Channels()
     for atom in form.atoms:
-        add_atom(channels, atom.table, None if atom.query is None else variables[id(atom.query)], None if atom.key is None else variables[id(atom.key)])
+        add_atom(
+            channels,
+            atom.table,
+            None if atom.query is None else variables[id(atom.query)],
+            None if atom.key is None else variables[id(atom.key)],
+        )
     gap = 1.0 if counts else 0.5
     bos_channel = channels.add(form.top - (0.0 if counts else 0.5) + (1.0 if form.gates else 0.0), bos_k=1.0)
     for query, gate in form.gates:
@@ -163,7 +168,7 @@ def value_side(node: SOp, target: Variable, variables: dict[int, Variable], can_
     assert isinstance(node, Aggregate)
     if can_be_empty:
         bos = bos + target.encode(node.default)
-    variable = variables[id(node.values)] if id(node.values) in variables else None
+    variable = variables.get(id(node.values))
     if variable is None:
         return [], [], bos, list(target.labels)
     w = np.zeros((target.width, variable.width))

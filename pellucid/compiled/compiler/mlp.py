@@ -22,6 +22,7 @@ from pellucid.compiled.rasp.values import show
 
 CASES = 4_000_000
 
+
 @dataclass
 class MLPBlock:
     """Neurons that compute `target`: ReLU(sum of w_in[variable] @ variable + b_in), then w_out, plus b_out."""
@@ -93,7 +94,15 @@ class Numbers:
 class MapBuilder:
     """Builds the block of one map."""
 
-    def __init__(self, node: Map, target: Variable, variables: dict[int, Variable], analysis: Analysis, arithmetic: Arithmetic, quiet: float):
+    def __init__(
+        self,
+        node: Map,
+        target: Variable,
+        variables: dict[int, Variable],
+        analysis: Analysis,
+        arithmetic: Arithmetic,
+        quiet: float,
+    ):
         self.node, self.target, self.analysis, self.arithmetic = node, target, analysis, arithmetic
         roots = analysis.roots[id(node)]
         self.rows = analysis.together(roots)
@@ -139,7 +148,11 @@ class MapBuilder:
                 forms.append(self.numbers(terms, 0.0 if affine is None else float(affine.offset)))
         if len(forms) <= 1:
             return forms or [self.numbers({})]
-        weights = [w for w in itertools.product((1.0, -1.0, 0.0), repeat=len(forms)) if any(w)] if len(forms) <= 4 else []
+        weights = (
+            [w for w in itertools.product((1.0, -1.0, 0.0), repeat=len(forms)) if any(w)]
+            if len(forms) <= 4
+            else []
+        )
         apart, scale = [], 1.0
         for form in forms:
             values = np.unique(form.z)
@@ -199,7 +212,9 @@ class MapBuilder:
                     b_in.append(scale * (constant - self.m) + shift)
                     out.append(sign * piece.base)
                     labels.append(name)
-            for slope, b, delta, label in zip(piece.slope, piece.bias, piece.delta, piece.labels, strict=True):
+            for slope, b, delta, label in zip(
+                piece.slope, piece.bias, piece.delta, piece.labels, strict=True
+            ):
                 force = 0.0
                 if self.m:
                     force = 2.0 ** np.ceil(np.log2(2 * max(1.0, slope * low + b, slope * high + b)))
@@ -235,7 +250,9 @@ class MapBuilder:
     def functions(self, numbers: Numbers) -> tuple[np.ndarray, list[np.ndarray]]:
         """Cases (row: the literals' codes, then which function of z it is), and the rows of each function, by z."""
         sizes = [len(x.constant) for x in self.literals]
-        cases, case_of = distinct(self.codes, sizes) if self.m else (np.zeros((1, 0), int), np.zeros(len(self.rows), int))
+        cases, case_of = (
+            distinct(self.codes, sizes) if self.m else (np.zeros((1, 0), int), np.zeros(len(self.rows), int))
+        )
         if not numbers.terms:
             kinds, first = np.unique(self.result, return_index=True)
             kind_of = np.zeros(len(cases), dtype=np.int64)
@@ -275,13 +292,18 @@ class MapBuilder:
             together = np.zeros((len(kinds), shape[0]))
             together[member, np.arange(shape[0])] = 1
             readings[axis], constants[axis] = together @ readings[axis], together @ constants[axis]
-            names[axis] = ["|".join(n for n, k in zip(names[axis], member, strict=True) if k == c) for c in range(len(kinds))]
+            names[axis] = [
+                "|".join(n for n, k in zip(names[axis], member, strict=True) if k == c)
+                for c in range(len(kinds))
+            ]
         where = np.nonzero(tensor >= 0)
         return np.column_stack([*where, tensor[where]]), readings, constants, names
 
     # Functions of z.
 
-    def piece(self, rows: np.ndarray, numbers: Numbers, bos: float | None, low: float, high: float) -> tuple[Piece, np.ndarray]:
+    def piece(
+        self, rows: np.ndarray, numbers: Numbers, bos: float | None, low: float, high: float
+    ) -> tuple[Piece, np.ndarray]:
         """The neurons of one function of z, and the bound of their error in each of `rows`."""
         codes = self.target.codes
         z, result = numbers.z[rows], self.result[rows]
@@ -325,7 +347,9 @@ class MapBuilder:
         offset = values[0] - slope * z[0]
         if np.abs(slope * z + offset - values).max() > 1e-12 * np.abs(values).max():
             raise Imprecise("it is not a line")
-        piece = Piece(np.array([offset]), np.array([1.0, -1.0]), np.zeros(2), np.array([[slope], [-slope]]), ["z", "-z"])
+        piece = Piece(
+            np.array([offset]), np.array([1.0, -1.0]), np.zeros(2), np.array([[slope], [-slope]]), ["z", "-z"]
+        )
         return piece, abs(slope) * error + self.rounding(piece, z, size)
 
     def steps(self, z, error, size, result, bos, low, high):
@@ -350,13 +374,20 @@ class MapBuilder:
         middle = (lo + hi) / 2
         lo, hi = middle - 0.5 / slope, middle + 0.5 / slope
         left, right = slope * (hi - low), slope * (high - lo)
-        pivot = int(np.argmin(np.concatenate([[0.0], np.cumsum(left)]) + np.concatenate([np.cumsum(right[::-1])[::-1], [0.0]])))
+        pivot = int(
+            np.argmin(
+                np.concatenate([[0.0], np.cumsum(left)])
+                + np.concatenate([np.cumsum(right[::-1])[::-1], [0.0]])
+            )
+        )
         codes = self.target.codes
         base = codes[result[change[pivot]] if pivot < len(change) else result[-1]]
         up = codes[result[change + 1]] - codes[result[change]]
         sign = np.where(np.arange(len(change)) < pivot, -1.0, 1.0)
-        first, second = np.where(sign < 0, hi, lo), np.where(sign < 0, lo, hi)
-        names = [f"z {'<' if s < 0 else '>'} {(a + b) / 2:.6g}" for s, a, b in zip(sign, below, above, strict=True)]
+        first = np.where(sign < 0, hi, lo)
+        names = [
+            f"z {'<' if s < 0 else '>'} {(a + b) / 2:.6g}" for s, a, b in zip(sign, below, above, strict=True)
+        ]
         delta = sign[:, None] * up
         # The two biases of a step are 1 apart after rounding too.
         bias = (-sign * slope * first).astype(self.arithmetic.dtype).astype(float)
@@ -402,7 +433,12 @@ class MapBuilder:
 
 
 def build_map(
-    node: SOp, target: Variable, variables: dict[int, Variable], analysis: Analysis, arithmetic: Arithmetic, quiet: float
+    node: SOp,
+    target: Variable,
+    variables: dict[int, Variable],
+    analysis: Analysis,
+    arithmetic: Arithmetic,
+    quiet: float,
 ) -> MLPBlock:
     """The MLP block of the map `node`. Raises `Imprecise` where rounding may change its result.
 

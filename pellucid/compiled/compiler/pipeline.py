@@ -21,6 +21,7 @@ from pellucid.compiled.rasp.language import (
     Map,
     Or,
     Primitive,
+    Selector,
     SOp,
     describe,
     same_value,
@@ -88,7 +89,18 @@ def run_pipeline(
             stacklevel=3,
         )
     return Compilation(
-        graph.output, tokens, max_len, causal, analysis, held, output, blocks, slots, layout, transformer, forms
+        graph.output,
+        tokens,
+        max_len,
+        causal,
+        analysis,
+        held,
+        output,
+        blocks,
+        slots,
+        layout,
+        transformer,
+        forms,
     )
 
 
@@ -134,10 +146,11 @@ def analyse(graph: Graph, analysis: Analysis, allow_products: bool) -> dict[int,
             found[id(node)] = form
         except NotOneHead as error:
             if allow_products:
-                node.selector = graph.add(forms.product(node.selector))  # type: ignore[assignment]
-                visit_all(node.selector)
-                if id(node.selector) in analysis.widths:
-                    found[id(node)] = forms.form(node.selector)
+                product: Selector = graph.add(forms.product(node.selector))  # type: ignore[assignment]
+                node.selector = product
+                visit_all(product)
+                if id(product) in analysis.widths:
+                    found[id(node)] = forms.form(product)
             elif isinstance(node, InverseWidth) and isinstance(node.selector, Or):
                 counted = graph.count_either(node.selector)
                 for other in graph.nodes:
@@ -154,7 +167,9 @@ def analyse(graph: Graph, analysis: Analysis, allow_products: bool) -> dict[int,
     if analysis.problems:
         listed = "\n".join(f"  {i}. {p}" for i, p in enumerate(analysis.problems, 1))
         raise CompileError(
-            analysis.problems[0] if len(analysis.problems) == 1 else f"{len(analysis.problems)} problems:\n{listed}"
+            analysis.problems[0]
+            if len(analysis.problems) == 1
+            else f"{len(analysis.problems)} problems:\n{listed}"
         )
     return found
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from pellucid.compiled.compiler.variables import Variable
 
-Block = object
 LARGE = 120
 """With more blocks than this, the narrow schedule is found by a greedy search."""
 
@@ -40,7 +39,9 @@ def alap(blocks: Sequence, last: int) -> list[int]:
     return [latest[b.target.node] for b in blocks]
 
 
-def occupied(held: Sequence[Variable], output: Variable, blocks: Sequence, slots: Sequence[int], last: int) -> np.ndarray:
+def occupied(
+    held: Sequence[Variable], output: Variable, blocks: Sequence, slots: Sequence[int], last: int
+) -> np.ndarray:
     """Directions in use after each slot, where a variable's are freed by the first MLP from its last reader on."""
     born, dead = lifetimes(held, output, blocks, slots, last)
     width = np.zeros(last + 2, dtype=np.int64)
@@ -76,7 +77,9 @@ def narrow(held: Sequence[Variable], output: Variable, blocks: Sequence) -> list
     return greedy(held, output, blocks, first, last)
 
 
-def greedy(held: Sequence[Variable], output: Variable, blocks: Sequence, slots: list[int], last: int) -> list[int]:
+def greedy(
+    held: Sequence[Variable], output: Variable, blocks: Sequence, slots: list[int], last: int
+) -> list[int]:
     """Move one block at a time to the slot that lowers the peak (then the sum) of occupied directions most."""
 
     def cost(slots: Sequence[int]) -> tuple[int, int]:
@@ -104,7 +107,12 @@ def greedy(held: Sequence[Variable], output: Variable, blocks: Sequence, slots: 
 
 
 def optimal(
-    held: Sequence[Variable], output: Variable, blocks: Sequence, first: list[int], latest: list[int], last: int
+    held: Sequence[Variable],
+    output: Variable,
+    blocks: Sequence,
+    first: list[int],
+    latest: list[int],
+    last: int,
 ) -> list[int] | None:
     """The narrowest schedule by integer programming; None where none was found in time.
 
@@ -168,14 +176,18 @@ def optimal(
     objective = np.zeros(total)
     objective[-1] = 1.0
     objective[count:-1] = 1e-4 / max(1, len(variables) * len(slots))
-    data = [(r, c, w) for r, (columns, weights, _) in enumerate(rows) for c, w in zip(columns, weights, strict=True)]
+    data = [
+        (r, c, w)
+        for r, (columns, weights, _) in enumerate(rows)
+        for c, w in zip(columns, weights, strict=True)
+    ]
     r, c, w = (np.array(x) for x in zip(*data, strict=True))
     matrix = coo_array((w, (r, c)), shape=(len(rows), total)).tocsr()
     integrality = np.concatenate([np.ones(count), np.zeros(total - count)])
     solved = milp(
         objective,
-        constraints=LinearConstraint(matrix, ub=np.array([b for _, _, b in rows])),
-        bounds=Bounds(low, high),
+        constraints=LinearConstraint(matrix, ub=np.array([b for _, _, b in rows])),  # type: ignore[arg-type]
+        bounds=Bounds(low, high),  # type: ignore[arg-type]
         integrality=integrality,
         options={"time_limit": 10.0},
     )

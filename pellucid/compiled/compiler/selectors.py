@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pellucid.compiled.compiler.values import Analysis, TooLarge
+from pellucid.compiled.compiler.values import Analysis
 from pellucid.compiled.rasp.language import And, Constant, Map, Not, Or, Select, Selector, SOp, describe
 from pellucid.compiled.rasp.values import RaspError
 
@@ -62,7 +62,11 @@ class Forms:
             return self.make(node.other, not positive)
         assert isinstance(node, And | Or)
         left, right = self.make(node.left, positive), self.make(node.right, positive)
-        return self.both(node, left, right) if isinstance(node, And) == positive else self.either(node, left, right)
+        return (
+            self.both(node, left, right)
+            if isinstance(node, And) == positive
+            else self.either(node, left, right)
+        )
 
     def atom(self, node: Select, table: np.ndarray) -> Atom:
         """The select's table; a side is dropped where it is constant or all its values behave alike."""
@@ -75,7 +79,9 @@ class Forms:
 
     def both(self, node: Selector, left: Form, right: Form) -> Form:
         if left.gates or right.gates:
-            raise NotOneHead(f"{describe(node)}: its disjunction cannot be part of a larger selector in one head")
+            raise NotOneHead(
+                f"{describe(node)}: its disjunction cannot be part of a larger selector in one head"
+            )
         atoms, top = [*left.atoms], left.top + right.top
         for atom in right.atoms:
             for i, other in enumerate(atoms):
@@ -90,14 +96,16 @@ class Forms:
     def either(self, node: Selector, left: Form, right: Form) -> Form:
         if len(left.atoms) == len(right.atoms) == 1 and not left.gates and not right.gates:
             a, b = left.atoms[0], right.atoms[0]
-            if meet(a, b) or ((a.query is None or a.key is None) and (b.query is None or b.key is None) and complement(a, b)):
+            if meet(a, b) or (
+                (a.query is None or a.key is None) and (b.query is None or b.key is None) and complement(a, b)
+            ):
                 return Form([merge(a, b, np.maximum)], 1)
             gated = self.gated(a, b)
             if gated is not None:
                 return gated
-        if left.top == right.top == 1 and not left.gates and not right.gates:
-            if all(self.disjoint(a, b) for a in left.atoms for b in right.atoms):
-                return Form([*left.atoms, *right.atoms], 1)
+        once = left.top == right.top == 1 and not left.gates and not right.gates
+        if once and all(self.disjoint(a, b) for a in left.atoms for b in right.atoms):
+            return Form([*left.atoms, *right.atoms], 1)
         names = " and ".join(a.name for a in (*left.atoms, *right.atoms))
         raise NotOneHead(
             f"{describe(node)} is no one head's attention: {names} read different s-ops, and may both hold for one pair, "
@@ -106,10 +114,10 @@ class Forms:
 
     def gated(self, a: Atom, b: Atom) -> Form | None:
         """The lemma's rank-1 case: both select the same keys, for queries that either lets through."""
-        parts = [rank_one(atom) for atom in (a, b)]
-        if parts[0] is None or parts[1] is None:
+        outer_a, outer_b = rank_one(a), rank_one(b)
+        if outer_a is None or outer_b is None:
             return None
-        (query_a, key_a), (query_b, key_b) = parts
+        (query_a, key_a), (query_b, key_b) = outer_a, outer_b
         same_key = a.key is b.key or (key_a.all() and key_b.all())
         if a.query is None or b.query is None or not same_key or not np.array_equal(key_a, key_b):
             return None
@@ -129,17 +137,23 @@ class Forms:
         there = list({id(s): s for s in sides if s is not None}.values())
         joint = self.analysis.together(there) if there else np.zeros((1, 0), dtype=np.int64)
         ids = [id(s) for s in there]
-        return np.stack([joint[:, ids.index(id(s))] if s is not None else joint[:, :0].sum(1) for s in sides], axis=1)
+        return np.stack(
+            [joint[:, ids.index(id(s))] if s is not None else joint[:, :0].sum(1) for s in sides], axis=1
+        )
 
     def product(self, node: Selector) -> Select:
         """An equal select over s-ops whose values are all that `node` reads of a query and of a key."""
         selects = [x for x in leaves(node) if isinstance(x, Select)]
-        queries = list({id(s.queries): s.queries for s in selects if not self.analysis.is_constant(s.queries)}.values())
+        queries = list(
+            {id(s.queries): s.queries for s in selects if not self.analysis.is_constant(s.queries)}.values()
+        )
         keys = list({id(s.keys): s.keys for s in selects if not self.analysis.is_constant(s.keys)}.values())
 
         def side(value, sops, of):
             place = {id(x): i for i, x in enumerate(sops)}
-            return [value[place[id(x)]] if id(x) in place else self.analysis.domains[id(x)].values[0] for x in of]
+            return [
+                value[place[id(x)]] if id(x) in place else self.analysis.domains[id(x)].values[0] for x in of
+            ]
 
         def predicate(key, query):
             ks = side(key, keys, [s.keys for s in selects])
@@ -148,7 +162,10 @@ class Forms:
             return evaluate(node, truth)
 
         predicate.__name__ = "both sides"
-        tuples = [Map(lambda *v: v, tuple(x), "tuple", "categorical") if x else Constant(()) for x in (keys, queries)]
+        tuples = [
+            Map(lambda *v: v, tuple(x), "tuple", "categorical") if x else Constant(())
+            for x in (keys, queries)
+        ]
         return Select(tuples[0], tuples[1], predicate)
 
 
@@ -178,7 +195,9 @@ def evaluate(node: Selector, truth: dict[int, bool]) -> bool:
 
 def meet(a: Atom, b: Atom) -> bool:
     """Whether one table can hold both: on each side they read the same s-op, or one reads none."""
-    return (a.query is b.query or a.query is None or b.query is None) and (a.key is b.key or a.key is None or b.key is None)
+    return (a.query is b.query or a.query is None or b.query is None) and (
+        a.key is b.key or a.key is None or b.key is None
+    )
 
 
 def complement(a: Atom, b: Atom) -> bool:
@@ -188,13 +207,15 @@ def complement(a: Atom, b: Atom) -> bool:
 
 def merge(a: Atom, b: Atom, how) -> Atom:
     """One atom of two that meet."""
-    return Atom(a.query if a.query is not None else b.query, a.key if a.key is not None else b.key, how(a.table, b.table), f"{a.name}, {b.name}")
+    return Atom(
+        a.query if a.query is not None else b.query,
+        a.key if a.key is not None else b.key,
+        how(a.table, b.table),
+        f"{a.name}, {b.name}",
+    )
 
 
 def rank_one(atom: Atom) -> tuple[np.ndarray, np.ndarray] | None:
     """The table as an outer product of 0-1 vectors, if it is one."""
     query, key = atom.table.any(1).astype(float), atom.table.any(0).astype(float)
     return (query, key) if np.array_equal(np.outer(query, key), atom.table) else None
-
-
-

@@ -33,7 +33,12 @@ def sums(
     size = math.prod(spans)
     if size > 2**62:
         raise TooLarge(f"sums of {longest} values have {size:.0e} possible values: too many to enumerate")
-    steps = sorted({sum((c[row] - m) * r for c, m, r in zip(whole, low, radix, strict=True)) for row in range(len(numbers[0]) if numbers else 1)})
+    steps = sorted(
+        {
+            sum((c[row] - m) * r for c, m, r in zip(whole, low, radix, strict=True))
+            for row in range(len(numbers[0]) if numbers else 1)
+        }
+    )
     found_widths, found = (reach_bits if size <= BITS else reach_sets)(steps, widths, size, limit)
     totals = []
     for least, span, r in zip(low, spans, radix, strict=True):
@@ -41,7 +46,9 @@ def sums(
     return found_widths, totals, scales
 
 
-def reach_bits(steps: Sequence[int], widths: Sequence[int], size: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+def reach_bits(
+    steps: Sequence[int], widths: Sequence[int], size: int, limit: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(width, sum) of all sums, by shifting a bit set of the sums so far."""
     wanted, reach, out, count = set(widths), 1, [], 0
     for w in range(1, max(widths, default=0) + 1):
@@ -59,7 +66,9 @@ def reach_bits(steps: Sequence[int], widths: Sequence[int], size: int, limit: in
     return collect(out)
 
 
-def reach_sets(steps: Sequence[int], widths: Sequence[int], size: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+def reach_sets(
+    steps: Sequence[int], widths: Sequence[int], size: int, limit: int
+) -> tuple[np.ndarray, np.ndarray]:
     """(width, sum) of all sums, for sums that are few but far apart."""
     wanted, reach, out, count = set(widths), np.zeros(1, dtype=np.int64), [], 0
     for w in range(1, max(widths, default=0) + 1):

@@ -128,7 +128,9 @@ class Analysis:
             elif id(node) not in self.domains:
                 self.domains[id(node)] = Domain(self.root_values(node))
             if isinstance(node, SOp) and len(self.domains[id(node)]) > VALUES:
-                raise TooLarge(f"{describe(node)} has {len(self.domains[id(node)]):,} values: too many to enumerate")
+                raise TooLarge(
+                    f"{describe(node)} has {len(self.domains[id(node)]):,} values: too many to enumerate"
+                )
         except RaspError as error:
             self.problems.append(str(error))
             self.domains.pop(id(node), None)
@@ -142,7 +144,9 @@ class Analysis:
         for x in nodes:
             if not (isinstance(x, Primitive) and x.name == "tokens") and all(id(i) in free for i in x.inputs):
                 free.add(id(x))
-        sops = [x for x in nodes if id(x) in free and isinstance(x, SOp) and not isinstance(x, Map | Constant)]
+        sops = [
+            x for x in nodes if id(x) in free and isinstance(x, SOp) and not isinstance(x, Map | Constant)
+        ]
         selectors = [x for x in nodes if id(x) in free and isinstance(x, Selector)]
         lengths = [self.max_len] if self.causal else range(1, self.max_len + 1)
         if not sops or sum(n * n for n in lengths) > STATIC_CELLS:
@@ -158,7 +162,9 @@ class Analysis:
             return  # noted when the node that fails is visited
         if not found:
             return
-        for node, out, parts in zip([*sops, *selectors], interpreter.outputs, zip(*found, strict=True), strict=True):
+        for node, out, parts in zip(
+            [*sops, *selectors], interpreter.outputs, zip(*found, strict=True), strict=True
+        ):
             values, codes = interpreter.tables[id(out)].values, np.concatenate(parts)
             occur, codes = np.unique(codes, return_inverse=True)
             occurring = [values[c] for c in occur]
@@ -197,7 +203,9 @@ class Analysis:
             found, totals, scales = sums(numbers, [w for w in widths if w], ROWS)
         except TooLarge as error:
             raise TooLarge(f"{', '.join(describe(a) for a in aggregates)}: {error}") from None
-        columns = [Column(*fractions(total, found * scale)) for total, scale in zip(totals, scales, strict=True)]
+        columns = [
+            Column(*fractions(total, found * scale)) for total, scale in zip(totals, scales, strict=True)
+        ]
         if 0 in widths:
             found = np.append(found, 0)
             for a, column in zip(aggregates, columns, strict=True):
@@ -222,11 +230,19 @@ class Analysis:
         else:
             assert isinstance(node, And | Or)
             (always, never), (always_too, never_too) = (self.diagonal[id(x)] for x in (node.left, node.right))
-            least, most = zip(*((self.widths[id(x)][0], self.widths[id(x)][-1]) for x in (node.left, node.right)), strict=True)
+            least, most = zip(
+                *((self.widths[id(x)][0], self.widths[id(x)][-1]) for x in (node.left, node.right)),
+                strict=True,
+            )
             if isinstance(node, And):
                 always, never, low, high = always and always_too, never or never_too, 0, min(most)
             else:
-                always, never, low, high = always or always_too, never and never_too, max(least), min(n, sum(most))
+                always, never, low, high = (
+                    always or always_too,
+                    never and never_too,
+                    max(least),
+                    min(n, sum(most)),
+                )
         self.diagonal[id(node)] = (always, never)
         if id(node) not in self.widths:
             low, high = max(low, int(always)), min(high, n - int(never))
@@ -236,7 +252,9 @@ class Analysis:
         """(query value, key value) bool."""
         queries, keys = self.domains[id(node.queries)].values, self.domains[id(node.keys)].values
         if len(queries) * len(keys) > 8 * ROWS:
-            raise TooLarge(f"{describe(node)} compares {len(queries):,} with {len(keys):,} values: too many to enumerate")
+            raise TooLarge(
+                f"{describe(node)} compares {len(queries):,} with {len(keys):,} values: too many to enumerate"
+            )
         if len(queries) * len(keys) > 1000 and isinstance(node.predicate, Predicate):
             table = compare_ranks(node.predicate.name, queries, keys)
             if table is not None:
@@ -259,12 +277,16 @@ class Analysis:
         if id(node) not in self.affine and len(features) > 1:
             maps = [x for x in arguments if isinstance(x, Map) and not same(self.leaves([x]), [x])]
             apart = self.neurons(arguments) + sum(self.neurons(self.features[id(x)]) for x in maps)
-            if maps and self.neurons(features) > apart:
+            # Numbers that maps made are read better than what they were made of: widths are spaced evenly, 1/(1+width) not.
+            numbers = sum(f.encoding == "numerical" for f in features)
+            if maps and (numbers > 1 or self.neurons(features) > apart):
                 self.held |= {id(x) for x in maps}
                 features = self.leaves(arguments)
                 self.find_affine(node)
         self.features[id(node)] = (node,) if id(node) in self.affine else features
-        self.roots[id(node)] = unique(r for f in features for r in (self.roots[id(f)] if self.is_sum(f) else (f,)))
+        self.roots[id(node)] = unique(
+            r for f in features for r in (self.roots[id(f)] if self.is_sum(f) else (f,))
+        )
         column = self.column(node, self.roots[id(node)])
         self.domains[id(node)] = Domain(column.values)
 
@@ -293,13 +315,17 @@ class Analysis:
         signs = {"+": (1, 1), "-": (1, -1), "negate": (-1,), "same": (1,)}.get(node.symbol or "")
         arguments = node.arguments
         if node.encoding != "numerical" or any(
-            not self.is_constant(x) and (x.encoding != "numerical" or self.domains[id(x)].optional) for x in arguments
+            not self.is_constant(x) and (x.encoding != "numerical" or self.domains[id(x)].optional)
+            for x in arguments
         ):
             return
         if node.symbol in ("*", "/") and len(arguments) == 2:
             factor = [self.constant(x) for x in arguments]
             if factor[1] is not None and (node.symbol == "*" or factor[1]):
-                arguments, signs = arguments[:1], (factor[1] if node.symbol == "*" else 1 / Fraction(factor[1]),)
+                arguments, signs = (
+                    arguments[:1],
+                    (factor[1] if node.symbol == "*" else 1 / Fraction(factor[1]),),
+                )
             elif factor[0] is not None and node.symbol == "*":
                 arguments, signs = arguments[1:], (factor[0],)
         if signs is None:
@@ -360,10 +386,12 @@ class Analysis:
     def join(self, base: Sequence[SOp]) -> np.ndarray:
         """All combinations of groups of roots that have nothing to do with each other."""
         groups: dict[object, list[SOp]] = {}
+        averaging = {id(x.selector) for x in base if isinstance(x, Aggregate) and id(x) not in self.static}
         for x in base:
             averaged = isinstance(x, InverseWidth) or (isinstance(x, Aggregate) and x.encoding == "numerical")
             shared = id(x.selector) if averaged else id(x)  # type: ignore[attr-defined]
-            groups.setdefault("positions" if id(x) in self.static else shared, []).append(x)
+            positional = id(x) in self.static and shared not in averaging
+            groups.setdefault("positions" if positional else shared, []).append(x)
         rows = mesh([self.group(group) for group in groups.values()])
         members = [id(x) for group in groups.values() for x in group]
         return rows[:, [members.index(id(x)) for x in base]]
@@ -373,7 +401,7 @@ class Analysis:
         if len(group) == 1:
             return np.arange(len(self.domains[id(group[0])]))[:, None]
         sizes = [len(self.domains[id(x)]) for x in group]
-        if id(group[0]) in self.static:
+        if all(id(x) in self.static for x in group):
             return distinct([self.static[id(x)] for x in group], sizes)[0]
         aggregates = [x for x in group if isinstance(x, Aggregate)]
         try:
@@ -384,7 +412,9 @@ class Analysis:
         of_width, where = np.unique(widths, return_inverse=True)
         inverse = Column(where, [number(Fraction(1, 1 + int(w))) for w in of_width])
         codes = [columns.get(id(x), inverse) for x in group]
-        return distinct([self.domains[id(x)].place(c.values)[c.codes] for x, c in zip(group, codes, strict=True)], sizes)[0]
+        return distinct(
+            [self.domains[id(x)].place(c.values)[c.codes] for x, c in zip(group, codes, strict=True)], sizes
+        )[0]
 
     def column(self, node: SOp, roots: tuple[SOp, ...]) -> Column:
         """The node's value in every row of `together(roots)`."""
@@ -458,7 +488,9 @@ def mesh(groups: Sequence[np.ndarray]) -> np.ndarray:
     if total > ROWS:
         raise TooLarge(f"its inputs have {total:,} joint values: too many to enumerate")
     places = np.indices([len(g) for g in groups]).reshape(len(groups), total)
-    return np.concatenate([g[p] for g, p in zip(groups, places, strict=True)] or [np.zeros((1, 0), dtype=np.int64)], axis=1)
+    return np.concatenate(
+        [g[p] for g, p in zip(groups, places, strict=True)] or [np.zeros((1, 0), dtype=np.int64)], axis=1
+    )
 
 
 def distinct(columns: Sequence[np.ndarray], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -482,7 +514,14 @@ def compare_ranks(predicate: str, queries: Sequence[Value], keys: Sequence[Value
         return None
     place: dict[Value, int] = {v: i for i, v in enumerate(sorted({*queries, *keys}))}
     q, k = np.array([place[v] for v in queries])[:, None], np.array([place[v] for v in keys])[None]
-    compare = {"eq": np.equal, "neq": np.not_equal, "lt": np.less, "leq": np.less_equal, "gt": np.greater, "geq": np.greater_equal}
+    compare = {
+        "eq": np.equal,
+        "neq": np.not_equal,
+        "lt": np.less,
+        "leq": np.less_equal,
+        "gt": np.greater,
+        "geq": np.greater_equal,
+    }
     return compare[predicate](k, q) if predicate in compare else None
 
 

@@ -7,13 +7,13 @@ where it can be None, one that is 1 for None.
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from pellucid.compiled.compiler.values import Domain
 from pellucid.compiled.rasp.language import Encoding
 from pellucid.compiled.rasp.values import Value, show
-
 
 SMALL = 2.0
 """Only directions that never hold more than this are used again: what is written over them rounds at their size."""
@@ -74,7 +74,7 @@ class Variable:
         if self.encoding == "categorical":
             return 1.0
         numbers = [Fraction(v) for v in self.domain.values if v is not None]
-        gaps = [float(b - a) for a, b in zip(numbers, numbers[1:], strict=False)]
+        gaps = [float(b - a) for a, b in pairwise(numbers)]
         return min([*gaps, 1.0]) if self.domain.optional or not gaps else min(gaps)
 
     @property
@@ -113,4 +113,6 @@ class Arithmetic:
         if self.reuse:
             variable.noise += 2 * self.unit * SMALL * variable.width
             if variable.encoding == "numerical":
-                variable.errors = variable.errors + 2 * self.unit * (SMALL + np.abs(variable.domain.magnitudes))
+                variable.errors = variable.errors + 2 * self.unit * (
+                    SMALL + np.abs(variable.domain.magnitudes)
+                )

@@ -48,7 +48,9 @@ def holds(selector: Select, key: Value, query: Value) -> bool:
     """Whether the predicate holds. Raises `RaspError` where it fails or gives anything but a bool."""
     value = call(selector, selector.predicate, (key, query))
     if not isinstance(value, bool):
-        raise RaspError(f"{describe(selector)}: its predicate gives {value!r} on key {key!r} and query {query!r}, not a bool")
+        raise RaspError(
+            f"{describe(selector)}: its predicate gives {value!r} on key {key!r} and query {query!r}, not a bool"
+        )
     return value
 
 
@@ -63,7 +65,7 @@ class Interpreter:
         self.outputs, self.causal = outputs, causal
         self.order = list(walk(*outputs))
         self.tables: dict[int, Table] = {id(e): Table() for e in self.order if isinstance(e, SOp)}
-        self.calls: dict[int, dict[int, int]] = {id(e): {} for e in self.order}
+        self.calls: dict[int, dict[tuple[int, ...], int]] = {id(e): {} for e in self.order}
 
     def __call__(self, sequences: Iterable[Sequence[Value]]) -> list[list[Value]]:
         """The first output's values on each sequence. Raises `Undefined` where an aggregate has no one value."""
@@ -130,7 +132,9 @@ class Evaluation:
         if isinstance(e, SelectorWidth):
             return self.intern(self.selected[id(e.selector)].sum(2), table)
         if isinstance(e, InverseWidth):
-            return self.intern(self.selected[id(e.selector)].sum(2), table, lambda w: number(Fraction(1, 1 + w)))
+            return self.intern(
+                self.selected[id(e.selector)].sum(2), table, lambda w: number(Fraction(1, 1 + w))
+            )
         assert isinstance(e, Aggregate)
         return self.mean(e, table) if e.encoding == "numerical" else self.one_value(e, table)
 
@@ -170,7 +174,8 @@ class Evaluation:
             flat = flat * sizes[-1] + self.codes[id(x)][self.real]
         _, first, where = np.unique(flat, return_index=True, return_inverse=True)
         columns = [
-            [self.interpreter.tables[id(x)].values[c] for c in self.codes[id(x)][self.real][first]] for x in e.arguments
+            [self.interpreter.tables[id(x)].values[c] for c in self.codes[id(x)][self.real][first]]
+            for x in e.arguments
         ]
         known = self.interpreter.calls[id(e)]
         ids = [tuple(int(self.codes[id(x)][self.real][i]) for x in e.arguments) for i in first]

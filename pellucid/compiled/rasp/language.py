@@ -91,7 +91,9 @@ class Expression:
         return self
 
     def __bool__(self) -> bool:
-        raise RaspError(f"{describe(self)} has no truth value before it is evaluated: use & | ~, not and, or, not")
+        raise RaspError(
+            f"{describe(self)} has no truth value before it is evaluated: use & | ~, not and, or, not"
+        )
 
     def __repr__(self) -> str:
         return describe(self)
@@ -101,7 +103,9 @@ def describe(expression: Expression, depth: int = 3) -> str:
     """The name of an expression, or its text down to `depth` levels."""
     if expression.name is not None:
         return expression.name
-    return expression.head([describe(e, depth - 1) if depth > 1 or not e.inputs else "…" for e in expression.inputs])
+    return expression.head(
+        [describe(e, depth - 1) if depth > 1 or not e.inputs else "…" for e in expression.inputs]
+    )
 
 
 def _operator(symbol: str, reflected: bool = False) -> Callable[..., "SOp"]:
@@ -115,6 +119,12 @@ class SOp(Expression):
 
     encoding: Encoding = "categorical"
 
+    def __eq__(self, other: Any) -> "SOp":  # type: ignore[override]
+        return Map(OPERATORS["=="], (self, lift(other)), "==")
+
+    def __ne__(self, other: Any) -> "SOp":  # type: ignore[override]
+        return Map(OPERATORS["!="], (self, lift(other)), "!=")
+
     __hash__ = object.__hash__
     __add__, __radd__ = _operator("+"), _operator("+", True)
     __sub__, __rsub__ = _operator("-"), _operator("-", True)
@@ -126,7 +136,6 @@ class SOp(Expression):
     __and__, __rand__ = _operator("&"), _operator("&", True)
     __or__, __ror__ = _operator("|"), _operator("|", True)
     __xor__, __rxor__ = _operator("^"), _operator("^", True)
-    __eq__, __ne__ = _operator("=="), _operator("!=")  # type: ignore[assignment]
     __lt__, __le__ = _operator("<"), _operator("<=")
     __gt__, __ge__ = _operator(">"), _operator(">=")
     __neg__, __invert__, __abs__ = _operator("negate"), _operator("~"), _operator("abs")
@@ -283,7 +292,9 @@ class Select(Selector):
         return (self.keys, self.queries)
 
     def head(self, inputs: Sequence[str]) -> str:
-        name = getattr(self.predicate, "name", None) or getattr(self.predicate, "__name__", "predicate").strip("<>")
+        name = getattr(self.predicate, "name", None) or getattr(
+            self.predicate, "__name__", "predicate"
+        ).strip("<>")
         return f"select({', '.join([*inputs, name])})"
 
 
