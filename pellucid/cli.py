@@ -1,11 +1,11 @@
-"""The command line: `pellucid train | prune | tasks | report | demo`."""
+"""The command line: `pellucid train | prune | tasks | report | demo | programs | compile`."""
 
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 from rich.markup import escape
@@ -174,7 +174,62 @@ class Demo:
         demo(self.out, seed=self.seed, smoke=self.smoke, device=self.device)
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {"prune": Prune, "tasks": Tasks, "report": Report, "demo": Demo}
+@dataclass
+class Programs:
+    """List the programs that can be compiled."""
+
+    def __call__(self) -> None:
+        from pellucid.recipes.compile import program_table  # what --help need not wait for
+
+        results.print(program_table())
+
+
+@dataclass
+class Compile:
+    """Compile a program of the library to a transformer, and check it against its interpreter."""
+
+    program: tyro.conf.Suppress[str]
+    """Which program."""
+
+    max_len: int
+    """The most tokens in a sequence."""
+
+    causal: bool
+    """Whether positions see only those at or before them."""
+
+    vocab: str | None = None
+    """The tokens, separated by spaces, instead of the library's."""
+
+    schedule: Literal["asap", "narrow"] = "asap"
+    """narrow: move blocks later where that narrows the residual stream."""
+
+    reuse: bool = False
+    """Give the directions of dead variables to later ones."""
+
+    dtype: Literal["float32", "float64"] = "float32"
+    """Of the weights."""
+
+    out: Path | None = None
+    """Directory for the model and a picture of its residual stream."""
+
+    trace: str | None = None
+    """A sequence to show the residual stream on, separated by spaces: "3 1 2"."""
+
+    def __call__(self) -> None:
+        from pellucid.recipes.compile import compile_named  # what --help need not wait for
+
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "program"}
+        if not compile_named(self.program, results, **options):
+            raise SystemExit(1)
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "prune": Prune,
+    "tasks": Tasks,
+    "report": Report,
+    "demo": Demo,
+    "programs": Programs,
+}
 USAGE = """usage: pellucid COMMAND ...
 
 Transformers whose mechanisms can be read.
@@ -184,6 +239,8 @@ Transformers whose mechanisms can be read.
   tasks               list the tasks, or measure a model on them
   report RUN ...      draw pruned circuits as one HTML page
   demo                all of it, on a small model: about six minutes on two CPU cores
+  programs            list the programs that can be compiled
+  compile PROGRAM     compile a program to a transformer, and check it
 
 pellucid COMMAND --help says more."""
 
@@ -204,8 +261,23 @@ def parse(args: Sequence[str]) -> Callable[[], None]:
             prog=f"pellucid train {rest[0]}",
             config=(tyro.conf.AvoidSubcommands,),
         )
+    if command == "compile":
+        from pellucid.recipes.compile import get_program, program_table
+
+        if not rest or rest[0] in ("-h", "--help"):
+            print("usage: pellucid compile PROGRAM ...")
+            results.print(program_table())
+            raise SystemExit(0)
+        case = get_program(rest[0])
+        return tyro.cli(
+            Compile,
+            default=Compile(program=rest[0], max_len=case.max_len, causal=case.causal),
+            args=rest[1:],
+            prog=f"pellucid compile {rest[0]}",
+            description=f"{Compile.__doc__}\n\n{rest[0]}: {case.meaning}",
+        )
     if command not in COMMANDS:
-        raise unknown("command", command, ["train", *COMMANDS])
+        raise unknown("command", command, ["train", "compile", *COMMANDS])
     return tyro.cli(
         COMMANDS[command], args=rest, prog=f"pellucid {command}", description=COMMANDS[command].__doc__
     )

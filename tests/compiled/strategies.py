@@ -206,10 +206,12 @@ VOCABULARIES: list[list[Value]] = [
     [None, 1, 2, -1],
     [(0, 1), (1, 0), (1, 1), (1,), (True, 0), (None, "a")],
 ]
+LEVELS = (1, 2, 3, 4, 4, 5, 5, 6, 6)
+LENGTHS = (*range(1, 13), *range(2, 13), *range(2, 13), 16, 20, 25, 30, 40, 50, 59, 60)
 CONSTANTS: list[Value] = [0, 1, -1, 2, "a", None, True, 3, Fraction(1, 2), (1, 2), 1.5]
 FACTORS: list[Value] = [1, 2, -1, 3, -2, Fraction(1, 2), 0.5]
-DEFAULTS: list[Value] = [None, None, 0, -1, 2, "none", True, 1.5, ()]
-NUMBERS: list[Value] = [None, None, 0, -1, 2, Fraction(1, 2), 0.5, True]
+DEFAULTS: list[Value] = [None, None, None, None, None, 0, -1, 2, "none", True, 1.5, ()]
+NUMBERS: list[Value] = [None, None, None, None, 0, -1, 2, Fraction(1, 2), 0.5, True]
 """Defaults of means."""
 
 
@@ -273,29 +275,37 @@ def joined(*parts: Drawn) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def up_to(n: int) -> st.SearchStrategy[int]:
-    return st.integers(0, n)
+class Choices:
+    """Choices by bytes, one each; the first option once none is left."""
+
+    def __init__(self, some: bytes):
+        self.bytes = iter(some)
+
+    def below(self, n: int) -> int:
+        return next(self.bytes, 0) % n
+
+    def one_of(self, options: Sequence[Any]) -> Any:
+        return options[self.below(len(options))]
+
+    def distinct(self, options: Sequence[Any], most: int) -> list[Any]:
+        """One to `most` of the options, in any order."""
+        left = list(options)
+        return [left.pop(self.below(len(left))) for _ in range(1 + self.below(min(most, len(left))))]
 
 
-class Programs:
+class Programs(Choices):
     """Draws s-ops and selectors, and keeps them to be used again."""
 
-    def __init__(self, draw: Callable, vocab: Sequence[Value], max_len: int):
-        self.draw, self.max_len = draw, max_len
+    def __init__(self, some: bytes, vocab: Sequence[Value], max_len: int):
+        super().__init__(some)
+        self.max_len = max_len
         self.tokens = Drawn(rasp.tokens, **about(vocab))
         self.indices = Drawn(rasp.indices, "int", max_len, high=max_len - 1)
         self.sops: list[Drawn] = []
         self.selectors: list[Drawing] = []
 
-    def below(self, n: int) -> int:
-        return self.draw(up_to(n - 1))
-
     def rarely(self) -> bool:
         return self.below(12) == 11
-
-    def one_of(self, options: Sequence[Any]) -> Any:
-        return options[self.below(len(options))]
 
     # S-ops.
 
@@ -330,12 +340,15 @@ class Programs:
         """Tokens, indices, indices somewhat off, or a constant."""
         option = self.below(8)
         if option == 7:
-            value = self.one_of(CONSTANTS)
-            return Drawn(rasp.categorical(value), **about([value]))
+            return self.constant()
         if option == 6:
             steps = self.one_of([1, -1, 2])
             return replace(self.indices, sop=rasp.indices + steps, high=self.max_len + 1)
         return self.indices if option in (1, 3) else self.tokens
+
+    def constant(self) -> Drawn:
+        value = self.one_of(CONSTANTS)
+        return Drawn(rasp.categorical(value), **about([value]))
 
     def apply(self, function: Callable, *inputs: Drawn, **known: Any) -> Drawn:
         """A map with an opaque function; `known` says what its values are."""
@@ -435,9 +448,14 @@ class Programs:
         option = self.below(8)
         if option == 7:
             return self.equality(depth)
+        if option == 6:
+            return self.operator_of_text(self.sop(depth - 1))
         x = self.number(depth - 1)
-        if option >= 5:
-            return self.operator_of_two(x, self.number(self.below(depth)))
+        if self.below(3) == 2:
+            x = self.numerical(x)
+        if option >= 4:
+            y = self.number(self.below(depth))
+            return self.operator_of_two(x, self.numerical(y) if x.sop.encoding == "numerical" else y)
         return self.operator_of_one(x, self.one_of(FACTORS))
 
     def equality(self, depth: int) -> Drawn:
@@ -493,6 +511,20 @@ class Programs:
                 (lambda: 2**whole, {"kind": "int", "size": 4, "high": 16}),
             ]
         make, known = self.one_of([*linear, *others])
+        return Drawn(make(), depth=x.depth + 1, **known)
+
+    def operator_of_text(self, x: Drawn) -> Drawn:
+        if x.kind != "text" or x.optional:
+            x = self.apply(to_letter(3), x, kind="text", size=3)
+        a, truth = x.sop, {"kind": "int", "size": 2, "high": 1}
+        options: list[tuple[Callable, dict[str, Any]]] = [
+            (lambda: a + "b", joined(x)),
+            (lambda: "b" + a, joined(x)),
+            (lambda: a * 2, joined(x)),
+            (lambda: a < "b", truth),
+            (lambda: a >= "c", truth),
+        ]
+        make, known = self.one_of(options)
         return Drawn(make(), depth=x.depth + 1, **known)
 
     def operator_of_two(self, x: Drawn, y: Drawn) -> Drawn:
@@ -566,9 +598,14 @@ class Programs:
 
     def alike(self, depth: int) -> tuple[Drawing, Drawn]:
         """A selector of keys that have the same value, mostly, and that value."""
-        option = self.below(5)
-        if option == 4:
-            return self.selector(depth - 1), self.leaf_constant()
+        option = self.below(8)
+        if option == 7:  # undefined on many sequences
+            return self.selector(depth - 1), self.sop(self.below(depth))
+        if option == 6:
+            return self.selector(depth - 1), self.constant()
+        if option >= 4:  # undefined where 1 and True are, say
+            x = self.apply(one_of_look_alikes, self.sop(max(depth - 2, 0)), kind="number", size=3, high=1)
+            return Drawing(rasp.select(x.sop, x.sop, rasp.eq), False, x.depth + 1), x
         x = self.few(self.sop(max(depth - 2, 0)), COMPARED)
         y = self.few(self.sop(self.below(max(depth - 1, 1))), COMPARED) if option == 3 else x
         same = rasp.select(x.sop, y.sop, self.one_of([is_identical, is_identical, rasp.eq]))
@@ -577,10 +614,6 @@ class Programs:
             other = self.conjunction(max(depth - 2, 0))
             chosen = Drawing(same & other.selector, False, 1 + max(chosen.depth, other.depth))
         return chosen, self.apply(residue(3), x, kind="int", size=3, high=2) if option == 1 else x
-
-    def leaf_constant(self) -> Drawn:
-        value = self.one_of(CONSTANTS)
-        return Drawn(rasp.categorical(value), **about([value]))
 
     def width(self, depth: int) -> Drawn:
         """A selector width; of a disjunction of any two selectors too, which the compiler counts part by part."""
@@ -716,17 +749,17 @@ class Programs:
 
 @st.composite
 def programs(draw) -> Case:
-    """A case: any program of about `depth` levels, up to 6, over any vocabulary and length up to 60."""
-    max_len = draw(short) if draw(up_to(9)) < 8 else draw(long)
-    vocab = draw(vocabularies)
-    program = Programs(draw, vocab, max_len).sop(1 + draw(up_to(5)), leaf=False)
-    rows = [1, max_len, *(1 + draw(up_to(max_len - 1)) for _ in range(6))]
-    drawn = [draw(st.binary(min_size=n, max_size=n)) for n in rows]
-    sequences = [[vocab[i % len(vocab)] for i in row] for row in drawn]
-    return Case(program.sop, vocab, max_len, draw(st.booleans()), sequences)
+    """A case: any program of up to 6 levels (functions that make its values few come on top), any vocabulary and length.
 
-
-short, long = st.integers(1, 12), st.integers(13, 60)
-vocabularies = st.sampled_from(VOCABULARIES).flatmap(
-    lambda values: st.lists(st.sampled_from(values), min_size=1, max_size=6, unique_by=key)
-)
+    All choices come from one string of bytes: Hypothesis, left with many small draws, mostly mutates what it has drawn.
+    """
+    max_len = draw(st.sampled_from(LENGTHS))
+    some = draw(st.binary(min_size=100 + 8 * max_len, max_size=400 + 8 * max_len))
+    first, middle, last = some[:15], some[15 : -8 * max_len], some[-8 * max_len :]
+    choices = Choices(first)
+    levels, causal = choices.one_of(LEVELS), choices.below(2) == 1
+    rows = [1, max_len, *(1 + choices.below(max_len) for _ in range(6))]
+    vocab = choices.distinct(choices.one_of(VOCABULARIES), 6)
+    program = Programs(middle, vocab, max_len).sop(levels, leaf=False)
+    sequences = [[vocab[i % len(vocab)] for i in last[row * max_len :][:n]] for row, n in enumerate(rows)]
+    return Case(program.sop, vocab, max_len, causal, sequences)

@@ -62,6 +62,12 @@ class Graph:
                 self.place[id(expression)] = self.node(expression)
         return self.place[id(program)]
 
+    def add_sop(self, program: SOp) -> SOp:
+        """As `add`, of an s-op."""
+        node = self.add(program)
+        assert isinstance(node, SOp)
+        return node
+
     def node(self, e: Expression) -> Expression:
         inputs: list = [self.place[id(x)] for x in e.inputs]
         ids = tuple(id(x) for x in inputs)
@@ -88,7 +94,7 @@ class Graph:
         if isinstance(e, Select):
             if e.predicate is true:  # reads nothing
                 inputs = [Constant(None), Constant(None)]
-            keys, queries = (self.add(categorical(x)) for x in inputs)
+            keys, queries = (self.add_sop(categorical(x)) for x in inputs)
             return self.intern(
                 Select(keys, queries, e.predicate),
                 e.name,

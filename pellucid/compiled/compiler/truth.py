@@ -184,11 +184,8 @@ def component_writes(made: Compilation, places: Places) -> dict[Component, set[i
     out: dict[Component, set[int]] = {("embed", None): {BOS}}
     for v in made.held:
         if v.block is None:
-            used = (
-                np.atleast_1d(v.codes[0] != 0)
-                if v.name not in ("tokens", "indices")
-                else np.ones(v.width, dtype=bool)
-            )
+            fixed = v.name not in ("tokens", "indices")
+            used = v.codes[0].astype(bool) if fixed else np.ones(v.width, dtype=bool)
             out["embed", None] |= global_(made, v, used)
     for block in made.blocks:
         if isinstance(block, HeadBlock):
