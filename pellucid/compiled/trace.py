@@ -108,9 +108,9 @@ class Trace:
         console.print(Text(f"output: {' '.join(map(show, self.outputs))}", style="bold"))
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=200, color_system=None, force_terminal=False)
-        self.show(console)
-        return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+        out = io.StringIO()
+        self.show(Console(file=out, width=200, color_system=None, force_terminal=False))
+        return out.getvalue().rstrip("\n")
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw the residual stream as an SVG or PNG file: one panel a step, directions by positions.
@@ -214,7 +214,7 @@ def picture(made: Trace, kind: str) -> bytes:
     named = width <= LABELLED
     cell = 0.3 if named else max(0.02, 24 / width)
     panel = max(1.5, 0.3 * positions) + (1.6 if reused and named else 0)
-    style = {
+    style: Any = {
         "svg.hashsalt": "pellucid",
         "svg.fonttype": "none",
         "font.family": "DejaVu Sans",
@@ -228,13 +228,12 @@ def picture(made: Trace, kind: str) -> bytes:
         )
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, steps, squeeze=False, sharey=not reused)[0]
-        image = None
         for step, axis in enumerate(axes):
             owner = owners(made.variables[step], width)
             empty = np.array([not label for label in made.labels[step]])
             stream = np.ma.array(made.residuals[step].T, mask=np.repeat(empty[:, None], positions, axis=1))
             colours = matplotlib.colormaps["RdBu_r"].with_extremes(bad="#dddddd")
-            image = axis.imshow(stream, cmap=colours, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
+            axis.imshow(stream, cmap=colours, vmin=-1, vmax=1, aspect="auto", interpolation="nearest")
             for d in range(1, width):
                 if owner[d] != owner[d - 1] or d == 1:
                     axis.axhline(d - 0.5, color="black", linewidth=0.6)
@@ -247,7 +246,9 @@ def picture(made: Trace, kind: str) -> bytes:
                 axis.set_yticks([])
             elif reused or step == 0:
                 axis.set_yticks(range(width), made.labels[step if reused else -1])
-        figure.colorbar(image, ax=list(axes), extend="both", shrink=min(1.0, 3 / (cell * width)), pad=0.01)
+        figure.colorbar(
+            axes[0].images[0], ax=list(axes), extend="both", shrink=min(1.0, 3 / (cell * width)), pad=0.01
+        )
         out = io.BytesIO()
         figure.savefig(out, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return out.getvalue()

@@ -254,12 +254,14 @@ def about(values: Sequence[Value]) -> dict[str, Any]:
         numbers = [Fraction(number(v)) for v in there]
         high = max(math.ceil(abs(v)) for v in numbers)
         kind = "int" if all(isinstance(v, int) for v in there) else "number"
-        return known | {
-            "kind": kind,
-            "high": high,
-            "denominator": math.lcm(*(v.denominator for v in numbers)),
-        }
+        denominator = math.lcm(*(v.denominator for v in numbers))
+        return known | {"kind": kind, "high": high, "denominator": denominator}
     return known | {"kind": "text" if there and all(isinstance(v, str) for v in there) else "any"}
+
+
+def ints(size: int, high: int) -> dict[str, Any]:
+    """What is known of so many ints, at most so large."""
+    return {"kind": "int", "size": size, "high": high}
 
 
 def joined(*parts: Drawn) -> dict[str, Any]:
@@ -314,16 +316,8 @@ class Programs(Choices):
         old = [x for x in self.sops if x.depth <= depth]
         options = [self.leaf] if leaf or depth == 0 else []
         if depth:
-            options += [
-                self.map_one,
-                self.operator,
-                self.map_two,
-                self.mean,
-                self.value,
-                self.width,
-                self.operator,
-            ]
-            options += [self.mean, self.map_three, self.encoded]
+            options += [self.map_one, *[self.operator] * 2, self.map_two, self.map_three, self.encoded]
+            options += [*[self.mean] * 2, self.value, self.width]
         if old and leaf:
             options += [lambda _: self.one_of(old)] * 2
         made = self.one_of(options)(depth)
@@ -332,19 +326,19 @@ class Programs(Choices):
         limit = CATEGORICAL if made.sop.encoding == "categorical" else NUMERICAL
         if made.size > limit or made.high > 500:
             made = self.residue(made)
-        if made not in self.sops:
+        if made.depth and made not in self.sops:
             self.sops.append(made)
         return made
 
     def leaf(self, depth: int) -> Drawn:
         """Tokens, indices, indices somewhat off, or a constant."""
-        option = self.below(8)
-        if option == 7:
+        option = self.below(16)
+        if option == 15:
             return self.constant()
-        if option == 6:
+        if option >= 13:
             steps = self.one_of([1, -1, 2])
             return replace(self.indices, sop=rasp.indices + steps, high=self.max_len + 1)
-        return self.indices if option in (1, 3) else self.tokens
+        return self.indices if option % 3 == 1 else self.tokens
 
     def constant(self) -> Drawn:
         value = self.one_of(CONSTANTS)
@@ -352,14 +346,13 @@ class Programs(Choices):
 
     def apply(self, function: Callable, *inputs: Drawn, **known: Any) -> Drawn:
         """A map with an opaque function; `known` says what its values are."""
-        return Drawn(
-            rasp.map(function, *(x.sop for x in inputs)), depth=1 + max(x.depth for x in inputs), **known
-        )
+        depth = 1 + max(x.depth for x in inputs)
+        return Drawn(rasp.map(function, *(x.sop for x in inputs)), depth=depth, **known)
 
     def residue(self, x: Drawn, m: int = 0) -> Drawn:
         """The s-op's values, made few."""
         m = m or 2 + self.below(3)
-        return self.apply(residue(m), x, kind="int", size=m, high=m - 1)
+        return self.apply(residue(m), x, **ints(m, m - 1))
 
     def few(self, x: Drawn, most: int) -> Drawn:
         return x if x.size <= most else self.residue(x)
@@ -374,12 +367,14 @@ class Programs(Choices):
     def number(self, depth: int) -> Drawn:
         """An s-op of numbers, none of them None."""
         x = self.sop(depth)
-        if x.kind not in ("int", "number"):
-            return self.residue(x)
-        if x.optional:
-            low = replace(x, kind=x.kind, optional=False, size=x.size + 1)
-            return replace(low, sop=rasp.map(or_else(0), x.sop), depth=x.depth + 1)
-        return x
+        return self.filled(x) if x.kind in ("int", "number") else self.residue(x)
+
+    def filled(self, x: Drawn) -> Drawn:
+        """The s-op with a number for None."""
+        if not x.optional:
+            return x
+        sop = rasp.map(or_else(0), x.sop)
+        return replace(x, sop=sop, optional=False, size=x.size + 1, depth=x.depth + 1)
 
     def encoded(self, depth: int) -> Drawn:
         """An s-op of numbers in the other encoding."""
@@ -396,11 +391,11 @@ class Programs(Choices):
         x, m = self.sop(depth - 1), 2 + self.below(3)
         more = joined(x) | {"size": x.size + 1}
         options: list[tuple[Callable, dict[str, Any]]] = [
-            (residue(m), {"kind": "int", "size": m, "high": m}),
-            (is_multiple(m), {"kind": "int", "size": 2, "high": 1}),
+            (residue(m), ints(m, m)),
+            (is_multiple(m), ints(2, 1)),
             (no_multiples(m), more | {"optional": True}),
             (to_fraction(m), {"kind": "number", "size": 5, "high": 2, "denominator": m}),
-            (minus_residue(m), {"kind": "int", "size": m, "high": m}),
+            (minus_residue(m), ints(m, m)),
             (to_half(m), {"kind": "number", "size": m, "high": 2, "denominator": 2}),
             (to_letter(m), {"kind": "text", "size": m}),
             (one_of_look_alikes, {"kind": "number", "size": 3, "high": 1}),
@@ -409,23 +404,21 @@ class Programs(Choices):
         if x.optional:
             default = self.one_of([0, -1, "none"])
             filled = joined(x, Drawn(rasp.tokens, **about([default]))) | {"optional": False}
-            options += [(is_none, {"kind": "int", "size": 2, "high": 1}), (or_else(default), filled)] * 3
+            options += [(is_none, ints(2, 1)), (or_else(default), filled)] * 3
         function, known = self.one_of(options)
         return self.apply(function, x, **known)
 
     def map_two(self, depth: int) -> Drawn:
         (x, y), m = self.several(depth, 2), 2 + self.below(3)
+        fraction = {"kind": "number", "size": m * m, "high": m}
         function, known = self.one_of(
             [
-                (sum_residue(m), {"kind": "int", "size": m, "high": m}),
-                (is_identical, {"kind": "int", "size": 2, "high": 1}),
+                (sum_residue(m), ints(m, m)),
+                (is_identical, ints(2, 1)),
                 (lower, joined(x, y)),
                 (first_there, joined(x, y) | {"optional": y.optional}),
                 (unless_equal, joined(x) | {"optional": True}),
-                (
-                    ratio(m),
-                    {"kind": "number", "size": m * m, "high": m, "denominator": math.lcm(*range(1, m + 1))},
-                ),
+                (ratio(m), fraction | {"denominator": math.lcm(*range(1, m + 1))}),
                 (pair, {"kind": "any", "size": x.size * y.size}),
             ]
         )
@@ -435,7 +428,7 @@ class Programs(Choices):
         (x, y, z), m = self.several(depth, 3), 2 + self.below(3)
         function, known = self.one_of(
             [
-                (weighted_residue(m), {"kind": "int", "size": m, "high": m}),
+                (weighted_residue(m), ints(m, m)),
                 (choose(m), joined(y, z)),
                 (middle, joined(x, y, z)),
             ]
@@ -470,8 +463,10 @@ class Programs(Choices):
         kind = "int" if x.kind == "int" and isinstance(c, int) else "number"
         finer = x.denominator * exact.denominator
         known = {"kind": kind, "size": x.size, "denominator": finer}
-        few = math.ceil(r) * x.denominator * exact.denominator + 1
-        truth = {"kind": "int", "size": 2, "high": 1}
+        smaller = known | {"kind": "number", "high": math.ceil(x.high / r)}
+        smaller["denominator"] = x.denominator * abs(exact.numerator)
+        left = math.ceil(r) * finer + 1 if finer else x.size
+        truth = ints(2, 1)
         linear: list[tuple[Callable, dict[str, Any]]] = [
             (lambda: a + c, known | {"high": x.high + math.ceil(r)}),
             (lambda: c - a, known | {"high": x.high + math.ceil(r)}),
@@ -480,35 +475,29 @@ class Programs(Choices):
             (lambda: c + a, known | {"high": x.high + math.ceil(r)}),
             (lambda: a - c, known | {"high": x.high + math.ceil(r)}),
             (lambda: c * a, known | {"high": math.ceil(x.high * r)}),
-            (
-                lambda: a / c,
-                known
-                | {"kind": "number", "high": math.ceil(x.high / r)}
-                | {"denominator": x.denominator * abs(exact.numerator)},
-            ),
+            (lambda: a / c, smaller),
         ]
         others: list[tuple[Callable, dict[str, Any]]] = [
             (lambda: a < c, truth),
             (lambda: a >= c, truth),
             (lambda: a > c, truth),
             (lambda: c >= a, truth),
-            (lambda: a % c, known | {"high": math.ceil(r), "size": min(x.size, few) if finer else x.size}),
+            (lambda: a % c, known | {"high": math.ceil(r), "size": min(x.size, left)}),
             (lambda: abs(a), joined(x)),
             (lambda: a // c, known | {"high": math.ceil(x.high / r) + 1, "denominator": 1}),
             (lambda: a**2, known | {"high": x.high**2, "denominator": x.denominator**2}),
             (lambda: a**0, truth | {"kind": kind}),
         ]
         if x.kind == "int":
-            few_bits = self.residue(x, 4)
-            whole = few_bits.sop + 1
+            whole = self.residue(x, 4).sop + 1
             others += [
                 (lambda: ~a, joined(x) | {"high": x.high + 1}),
                 (lambda: a & 3, known | {"kind": "int", "denominator": 1, "high": 3}),
                 (lambda: a | 1, known | {"kind": "int", "denominator": 1, "high": x.high + 1}),
                 (lambda: 2 ^ a, known | {"kind": "int", "denominator": 1, "high": x.high + 3}),
-                (lambda: 7 // whole, {"kind": "int", "size": 4, "high": 7}),
-                (lambda: -7 % whole, {"kind": "int", "size": 4, "high": 4}),
-                (lambda: 2**whole, {"kind": "int", "size": 4, "high": 16}),
+                (lambda: 7 // whole, ints(4, 7)),
+                (lambda: -7 % whole, ints(4, 4)),
+                (lambda: 2**whole, ints(4, 16)),
             ]
         make, known = self.one_of([*linear, *others])
         return Drawn(make(), depth=x.depth + 1, **known)
@@ -516,7 +505,7 @@ class Programs(Choices):
     def operator_of_text(self, x: Drawn) -> Drawn:
         if x.kind != "text" or x.optional:
             x = self.apply(to_letter(3), x, kind="text", size=3)
-        a, truth = x.sop, {"kind": "int", "size": 2, "high": 1}
+        a, truth = x.sop, ints(2, 1)
         options: list[tuple[Callable, dict[str, Any]]] = [
             (lambda: a + "b", joined(x)),
             (lambda: "b" + a, joined(x)),
@@ -529,6 +518,7 @@ class Programs(Choices):
 
     def operator_of_two(self, x: Drawn, y: Drawn) -> Drawn:
         """An operator of two numbers."""
+        x, y = (self.filled(v) for v in (x, y))
         if x.size * y.size > 1500:
             x, y = self.residue(x), self.few(y, 300)
         a, b = x.sop, y.sop
@@ -536,7 +526,7 @@ class Programs(Choices):
         finer = x.denominator * y.denominator
         high, size = x.high + y.high, x.size * y.size
         whole = {"size": min(size, 2 * high + 1) if kind == "int" else size, "high": high}
-        truth = {"kind": "int", "size": 2, "high": 1, "denominator": 1}
+        truth = ints(2, 1) | {"denominator": 1}
         options: list[tuple[Callable, dict[str, Any]]] = [
             (lambda: a + b, whole),
             (lambda: a - b, whole),
@@ -549,19 +539,22 @@ class Programs(Choices):
             bits = {"high": 2 * high + 1, "size": size}
             options += [(lambda: a & b, bits), (lambda: a | b, bits), (lambda: a ^ b, bits)]
         make, known = self.one_of(options)
-        return Drawn(
-            make(), depth=1 + max(x.depth, y.depth), **({"kind": kind, "denominator": finer} | known)
-        )
+        known = {"kind": kind, "denominator": finer} | known
+        return Drawn(make(), depth=1 + max(x.depth, y.depth), **known)
 
     # What reads selectors.
 
     def mean(self, depth: int) -> Drawn:
-        """An aggregate of numerical values."""
-        selected, x = self.selector(depth - 1), self.number(depth - 1)
+        """An aggregate of numerical values; or a function of two, over one selector."""
+        selected = self.selector(depth - 1)
+        x = self.mean_over(selected, depth)
+        return self.operator_of_two(x, self.mean_over(selected, 1)) if self.below(6) == 5 else x
+
+    def mean_over(self, selected: Drawing, depth: int) -> Drawn:
+        x = self.number(depth - 1)
         if x.denominator == 0 and (self.max_len > 3 or not self.rarely()):
             x = self.residue(x)
-        estimate = self.means(x)
-        if estimate > NUMERICAL:
+        if self.means(x) > NUMERICAL:
             x = self.residue(x, 2)
         x, default = self.numerical(x), self.one_of(NUMBERS)
         return Drawn(
@@ -576,8 +569,8 @@ class Programs(Choices):
 
     def means(self, x: Drawn) -> int:
         """About how many means there can be of such values: a third of the fractions is in lowest terms."""
-        steps = 2 * x.high * x.denominator if x.denominator else 20 * x.size
-        return 2 + min(x.size * self.max_len**2, steps * self.max_len**2) // 3 if x.size > 1 else 3
+        steps = 2 * x.high * x.denominator or 20 * x.size
+        return 2 + steps * self.max_len**2 // 3
 
     def value(self, depth: int) -> Drawn:
         """An aggregate of categorical values, of which one is selected, or equal ones."""
@@ -613,16 +606,15 @@ class Programs(Choices):
         if option == 2:
             other = self.conjunction(max(depth - 2, 0))
             chosen = Drawing(same & other.selector, False, 1 + max(chosen.depth, other.depth))
-        return chosen, self.apply(residue(3), x, kind="int", size=3, high=2) if option == 1 else x
+        return chosen, self.apply(residue(3), x, **ints(3, 2)) if option == 1 else x
 
     def width(self, depth: int) -> Drawn:
         """A selector width; of a disjunction of any two selectors too, which the compiler counts part by part."""
         selected = self.selector(depth - 1)
         if self.below(8) == 7:
             other = self.conjunction(depth - 1)
-            selected = Drawing(
-                selected.selector | other.selector, False, 1 + max(selected.depth, other.depth)
-            )
+            either = selected.selector | other.selector
+            selected = Drawing(either, False, 1 + max(selected.depth, other.depth))
         n = self.max_len
         made = Drawn(rasp.selector_width(selected.selector), "int", n + 1, selected.depth + 1, high=n)
         return self.numerical(made) if self.below(4) == 3 else made
@@ -632,7 +624,7 @@ class Programs(Choices):
     def selector(self, depth: int) -> Drawing:
         """A selector that one head can attend by."""
         old = [s for s in self.selectors if s.depth <= depth]
-        if old and self.below(4) == 3:
+        if old and self.below(3) == 2:
             return self.one_of(old)
         made = self.either(depth) if self.below(8) == 7 else self.conjunction(depth)
         self.selectors.append(made)
@@ -687,14 +679,11 @@ class Programs(Choices):
             parts = [rasp.select(x.sop, y.sop, is_identical), differ]
         elif option == 1:  # a condition of the key or one of the query
             here, there = self.one_of(CONSTANTS), self.one_of(CONSTANTS)
-            parts = [rasp.select(x.sop, here, self.opaque()), rasp.select(there, y.sop, self.opaque())]
+            parts = [rasp.select(x.sop, here, self.one_of(ANY)), rasp.select(there, y.sop, self.one_of(ANY))]
         else:  # the same keys, for one reason of the query or another
             here, there = self.one_of(CONSTANTS), self.one_of(CONSTANTS)
-            parts = [rasp.select(here, x.sop, self.opaque()), rasp.select(there, y.sop, self.opaque())]
+            parts = [rasp.select(here, x.sop, self.one_of(ANY)), rasp.select(there, y.sop, self.one_of(ANY))]
         return Drawing(parts[0] | parts[1], False, 1 + max(x.depth, y.depth))
-
-    def opaque(self) -> Any:
-        return self.one_of(ANY)
 
     def pick(self, depth: int) -> Drawing:
         """A selector of at most one key."""
@@ -726,11 +715,7 @@ class Programs(Choices):
         )
         option = self.below(4)
         if option == 0:
-            q = (
-                self.indices
-                if self.max_len > COMPARED
-                else self.few(self.number(max(depth - 2, 0)), COMPARED)
-            )
+            q = self.few(self.number(max(depth - 2, 0)), COMPARED)
         elif option == 1:
             q = replace(self.indices, sop=rasp.indices - 1)
         elif option == 2:
@@ -755,7 +740,7 @@ def programs(draw) -> Case:
     """
     max_len = draw(st.sampled_from(LENGTHS))
     some = draw(st.binary(min_size=100 + 8 * max_len, max_size=400 + 8 * max_len))
-    first, middle, last = some[:15], some[15 : -8 * max_len], some[-8 * max_len :]
+    first, middle, last = some[:16], some[16 : -8 * max_len], some[-8 * max_len :]
     choices = Choices(first)
     levels, causal = choices.one_of(LEVELS), choices.below(2) == 1
     rows = [1, max_len, *(1 + choices.below(max_len) for _ in range(6))]

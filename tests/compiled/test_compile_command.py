@@ -35,9 +35,9 @@ def test_options_replace_what_the_library_says(capsys):
     out = capsys.readouterr().out
     assert "float64" in out
     assert "output: 7 8 9" in out
-    main(["compile", "reverse", "--causal"])
+    main(["compile", "length", "--causal"])
     assert "warning: " in capsys.readouterr().out
-    main(["compile", "reverse", "--no-causal"])
+    main(["compile", "length", "--no-causal"])
     assert "warning: " not in capsys.readouterr().out
 
 

@@ -40,7 +40,13 @@ def check(case: Case, reasons: Counter) -> None:
 
 def reason(message: str) -> str:
     """The kind of a refusal: its message without names and numbers."""
-    for kind in ("cannot be exact in float32", "too many to enumerate", "too large to enumerate", "no one head's attention"):
+    for kind in (
+        "cannot be exact in float32",
+        "too many to enumerate",
+        "too large to enumerate",
+        "no one head's attention",
+        "in one head",
+    ):
         if kind in message:
             return kind
     return re.sub(r"[\d.]+", "#", message)[:80]

@@ -65,9 +65,9 @@ def test_patterns_are_of_every_head_and_sum_to_one():
 def test_tables_list_what_is_not_zero():
     trace = compiled("reverse").trace("ab")
     assert ("1 a", "tokens:a", 1.0) in trace.rows(0)
-    console = Console(width=100, file=io.StringIO())
-    console.print(trace.table(0))
-    assert "tokens:a" in console.file.getvalue()
+    out = io.StringIO()
+    Console(width=100, file=out).print(trace.table(0))
+    assert "tokens:a" in out.getvalue()
     with pytest.raises(ValueError, match="step must be between 0 and 3, got 4"):
         trace.table(4)
 

@@ -73,7 +73,8 @@ def assemble(
         fill(model.wte.weight, token_table(held, at, vocab, layout.width))
         if positions:
             table = np.zeros((max_len + 1, layout.width))
-            table[np.arange(1, max_len + 1), at[positions[0].node]] = 1.0
+            # Positions that no input on which the program is defined has are not among the values.
+            table[1 + np.array(positions[0].domain.values), at[positions[0].node]] = 1.0
             assert model.wpe is not None
             fill(model.wpe.weight, table)
         for i, block in enumerate(model.blocks):

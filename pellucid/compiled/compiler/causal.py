@@ -7,6 +7,7 @@ import numpy as np
 from pellucid.compiled.compiler.values import Analysis
 from pellucid.compiled.rasp.interpreter import Interpreter
 from pellucid.compiled.rasp.language import And, Not, Or, Primitive, Select, Selector, SOp, describe, walk
+from pellucid.compiled.rasp.values import Undefined
 
 LONGEST = 64
 """Positions that are looked at."""
@@ -45,4 +46,7 @@ def positions(analysis: Analysis, node: SOp, n: int) -> np.ndarray | None:
     """The node's code at each position, where the tokens do not matter."""
     if any(isinstance(x, Primitive) and x.name == "tokens" for x in walk(node)):
         return None
-    return analysis.domains[id(node)].place(Interpreter(node, causal=True)([[None] * n])[0])
+    try:
+        return analysis.domains[id(node)].place(Interpreter(node, causal=True)([[None] * n])[0])
+    except Undefined:
+        return None

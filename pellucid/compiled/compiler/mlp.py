@@ -233,6 +233,15 @@ class MapBuilder:
         return self.assemble(numbers, gates, w_in, b_in, out, bias, labels)
 
     def assemble(self, numbers, gates, w_in, b_in, out, bias, labels) -> MLPBlock:
+        if not b_in and bias.any():  # a constant: a layer without neurons would have no bias
+            gates, w_in, b_in, out, labels = (
+                [(0.0, [x.reading[0] for x in self.literals])],
+                [0.0],
+                [1.0],
+                [bias],
+                ["always"],
+            )
+            bias = np.zeros_like(bias)
         count = len(b_in)
         weights = [np.zeros((count, v.width)) for v in self.reads]
         for i, x in enumerate(self.literals):

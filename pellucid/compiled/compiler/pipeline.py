@@ -82,7 +82,11 @@ def run_pipeline(
     transformer = assemble(
         held, output, blocks, slots, layout, vocab=tokens, max_len=max_len, causal=causal, dtype=dtype
     )
-    if causal and (lost := lost_keys(analysis, [b.selector for b in blocks if isinstance(b, HeadBlock)])):
+    if causal and (
+        lost := lost_keys(
+            analysis, [x.selector for x in walk(graph.output) if isinstance(x, Aggregate | InverseWidth)]
+        )
+    ):
         warnings.warn(
             f"compiled causally, these selectors lose keys after the query that they would select: {', '.join(lost)}",
             CausalWarning,

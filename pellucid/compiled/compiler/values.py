@@ -390,7 +390,8 @@ class Analysis:
         for x in base:
             averaged = isinstance(x, InverseWidth) or (isinstance(x, Aggregate) and x.encoding == "numerical")
             shared = id(x.selector) if averaged else id(x)  # type: ignore[attr-defined]
-            positional = id(x) in self.static and shared not in averaging
+            counted = isinstance(x, InverseWidth) and shared in averaging
+            positional = id(x) in self.static and not counted
             groups.setdefault("positions" if positional else shared, []).append(x)
         rows = mesh([self.group(group) for group in groups.values()])
         members = [id(x) for group in groups.values() for x in group]

@@ -192,6 +192,8 @@ class Evaluation:
             return left & right if isinstance(e, And) else left | right
         assert isinstance(e, Select)
         keys, queries = (self.interpreter.tables[id(x)].values for x in (e.keys, e.queries))
+        if not keys or not queries:  # every sequence is undefined
+            return np.zeros_like(self.pairs)
         flat = self.codes[id(e.queries)][:, :, None] * len(keys) + self.codes[id(e.keys)][:, None, :]
         seen = np.zeros(len(queries) * len(keys), dtype=bool)
         seen[flat[self.pairs]] = True
@@ -206,6 +208,8 @@ class Evaluation:
 
     def mean(self, e: Aggregate, table: Table) -> np.ndarray:
         values = self.interpreter.tables[id(e.values)].values
+        if not values:  # every sequence is undefined
+            return np.zeros(self.shape, dtype=np.int64)
         codes, selected = self.codes[id(e.values)], self.selected[id(e.selector)]
         missing = np.array([v is None for v in values], dtype=bool)
         if missing.any() and (selected & missing[codes][:, None, :]).any():
