@@ -235,6 +235,7 @@ def test_a_program_is_defined_on_every_input(name):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_compiles_to_a_model_that_equals_it(name):
     check(compiled(name), verify(compiled(name), limit=2000))
+    assert compiled(name).summary()["layers"] == PROGRAMS[name].layers
 
 
 @pytest.mark.parametrize("opening", PAIRS)

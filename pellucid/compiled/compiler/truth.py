@@ -185,7 +185,7 @@ def component_writes(made: Compilation, places: Places) -> dict[Component, set[i
     for v in made.held:
         if v.block is None:
             fixed = v.name not in ("tokens", "indices")
-            used = v.codes[0].astype(bool) if fixed else np.ones(v.width, dtype=bool)
+            used = np.array([bool(x) for x in v.codes[0]]) if fixed else np.ones(v.width, dtype=bool)
             out["embed", None] |= global_(made, v, used)
     for block in made.blocks:
         if isinstance(block, HeadBlock):

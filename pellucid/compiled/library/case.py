@@ -22,5 +22,8 @@ class ProgramCase:
     causal: bool = False
     """Whether positions see only those at or before them."""
 
+    layers: int
+    """The depth of the compiled model: as long as the longest chain of attention and MLPs that the program asks for."""
+
     meaning: str
     """What the output says at every position, in one line."""

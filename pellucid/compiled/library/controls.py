@@ -50,24 +50,28 @@ CASES = {
         program=distractor(),
         vocab=("a", "b", "c"),
         max_len=5,
+        layers=2,
         meaning="this token; its frequency is computed and read, and changes nothing",
     ),
     "redundant_or": ProgramCase(
         program=redundant_or("a"),
         vocab=("a", "b", "c"),
         max_len=6,
+        layers=2,
         meaning='whether "a" occurs, found out in two ways of which either is enough',
     ),
     "and_of_two": ProgramCase(
         program=and_of_two("a", "b"),
         vocab=("a", "b", "c"),
         max_len=6,
+        layers=2,
         meaning='whether both "a" and "b" occur',
     ),
     "constant_branch": ProgramCase(
         program=constant_branch(),
         vocab=("a", "b", "c"),
         max_len=5,
+        layers=3,
         meaning="this token; a condition that always holds keeps out the one before",
     ),
 }

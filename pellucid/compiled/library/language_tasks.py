@@ -51,18 +51,21 @@ CASES = {
         program=caesar(2, "abcdef"),
         vocab=("a", "b", "c", "d", "e", "f"),
         max_len=4,
+        layers=1,
         meaning="the letter two places on in the alphabet a to f, which starts again after its end",
     ),
     "detect_pattern": ProgramCase(
         program=detect_pattern("abc"),
         vocab=("a", "b", "c", "d"),
         max_len=6,
+        layers=3,
         meaning='whether "abc" ends here',
     ),
     "ioi": ProgramCase(
         program=ioi(("Mary", "John", "Tom")),
         vocab=("Mary", "John", "Tom", "and", "gave"),
         max_len=5,
+        layers=3,
         meaning="the name that occurs once, or None unless just one does",
     ),
 }

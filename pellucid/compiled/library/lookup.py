@@ -82,6 +82,7 @@ CASES = {
         vocab=("a", "b", "c"),
         max_len=7,
         causal=True,
+        layers=3,
         meaning="the token that followed the last earlier occurrence of this one, or None",
     ),
     "key_value_lookup": ProgramCase(
@@ -89,18 +90,21 @@ CASES = {
         vocab=("a=0", "a=1", "b=0", "b=1", "a", "b"),
         max_len=5,
         causal=True,
+        layers=2,
         meaning="for a key, the value that it was last given before, or None; None where one is given",
     ),
     "pointer_2_hop": ProgramCase(
         program=pointer_2_hop(),
         vocab=(0, 1, 2, 3, 4),
         max_len=5,
+        layers=2,
         meaning="the token two pointers on, each token pointing at an index; None outside the sequence",
     ),
     "graph_step": ProgramCase(
         program=graph_step(),
         vocab=tuple((source, target) for source in "abc" for target in "abc"),
         max_len=4,
+        layers=2,
         meaning="the target of the first edge from this edge's target, or None",
     ),
 }
