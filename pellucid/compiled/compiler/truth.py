@@ -173,7 +173,7 @@ def component_reads(made: Compilation, places: Places) -> dict[Component, set[in
             for side, group, weights, bos in head_sides(block):
                 read = out.setdefault((f"{layer}.attn.{side}.read", head), set())
                 for v, w in zip(group, weights, strict=True):
-                    read |= global_(made, v, w.any(0))
+                    read |= global_(made, v, np.asarray(w.any(0)))
                 if bos.any():
                     read.add(BOS)
     return out
