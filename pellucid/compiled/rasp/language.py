@@ -439,7 +439,8 @@ def program(function: Callable[..., Expression]) -> Callable[..., Any]:
 
         def watch(frame: Any, event: str, arg: Any) -> None:
             if event == "return" and frame.f_code is function.__code__:
-                assigned.update(frame.f_locals)
+                free = function.__code__.co_freevars  # what is defined outside is named there
+                assigned.update({k: v for k, v in frame.f_locals.items() if k not in free})
 
         before = sys.getprofile()
         sys.setprofile(watch)
