@@ -69,9 +69,8 @@ class Naive:
     def selects(self, s: Expression, k: int, query: int) -> bool:
         if isinstance(s, Not):
             return not self.selects(s.other, k, query)
-        if isinstance(s, And):
-            return self.selects(s.left, k, query) and self.selects(s.right, k, query)
-        if isinstance(s, Or):
-            return self.selects(s.left, k, query) or self.selects(s.right, k, query)
+        if isinstance(s, And | Or):
+            both = [self.selects(x, k, query) for x in (s.left, s.right)]  # where one is undefined, so is all
+            return all(both) if isinstance(s, And) else any(both)
         assert isinstance(s, rasp.Select)
         return s.predicate(self.sop(s.keys)[k], self.sop(s.queries)[query])

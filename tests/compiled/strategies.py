@@ -37,6 +37,10 @@ class Case:
             f"causal={self.causal}, sequences={self.sequences!r})"
         )
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """So that Hypothesis, too, prints all of the program."""
+        printer.text(repr(self))
+
 
 def text(e: Expression) -> str:
     """All of an expression, whatever is named."""

@@ -464,3 +464,11 @@ def test_deep_and_shared_graphs_compile():
         shared = shared + shared
     for program in (deep, shared):
         exact(program, [0, 1, 2], 3)
+
+
+def test_a_joint_table_that_is_looser_than_a_domain_is_cut_to_it():
+    later = (
+        selector_width(prevs) - indices
+    )  # always 1: known from positions alone, and not once a mean joins in
+    mean = aggregate(prevs, numerical(tokens))
+    exact(map(lambda a, b: (a, b > 0), later, mean), [0, 1], 3)

@@ -66,6 +66,10 @@ class Domain:
         """The numbers as float64; 0 for None."""
         return np.array([0.0 if v is None else float(v) for v in self.values])
 
+    def find(self, values: Sequence[Value]) -> np.ndarray:
+        """The code of each of `values`; -1 for what is not in the domain."""
+        return np.array([self.codes.get(key(v), -1) for v in values], dtype=np.int64)
+
     def place(self, values: Sequence[Value]) -> np.ndarray:
         """The code of each of `values`."""
         return np.array([self.codes[key(v)] for v in values], dtype=np.int64)
@@ -380,8 +384,7 @@ class Analysis:
         except TooLarge:
             return mesh([np.arange(size)[:, None] for size in sizes])
         columns = [self.column(x, base) for x in nodes]
-        codes = [self.domains[id(x)].place(c.values)[c.codes] for x, c in zip(nodes, columns, strict=True)]
-        return distinct(codes, sizes)[0]
+        return self.possible(nodes, columns)
 
     def join(self, base: Sequence[SOp]) -> np.ndarray:
         """All combinations of groups of roots that have nothing to do with each other."""
@@ -413,9 +416,14 @@ class Analysis:
         of_width, where = np.unique(widths, return_inverse=True)
         inverse = Column(where, [number(Fraction(1, 1 + int(w))) for w in of_width])
         codes = [columns.get(id(x), inverse) for x in group]
-        return distinct(
-            [self.domains[id(x)].place(c.values)[c.codes] for x, c in zip(group, codes, strict=True)], sizes
-        )[0]
+        return self.possible(group, codes)
+
+    def possible(self, nodes: Sequence[SOp], columns: Sequence[Column]) -> np.ndarray:
+        """(row, node): the columns' joint codes, without rows in which a node has a value that it never has."""
+        domains = [self.domains[id(x)] for x in nodes]
+        codes = [d.find(c.values)[c.codes] for d, c in zip(domains, columns, strict=True)]
+        there = np.logical_and.reduce([c >= 0 for c in codes])
+        return distinct([c[there] for c in codes], [len(d) for d in domains])[0]
 
     def column(self, node: SOp, roots: tuple[SOp, ...]) -> Column:
         """The node's value in every row of `together(roots)`."""
