@@ -142,6 +142,11 @@ def test_negative_and_mixed_values_are_kept_apart():
     )
 
 
+def test_a_constant_may_be_called_tokens():
+    exact(aggregate(before, numerical(map(lambda t: 7, tokens).named("tokens"))), [1, 2], 3)
+    exact((indices * 0 + 1).named("indices"), [1, 2], 3)
+
+
 def test_programs_that_read_no_tokens_or_compute_nothing():
     for program in (
         indices,
@@ -408,6 +413,8 @@ def test_every_variable_is_where_the_truth_says():
         (tokens, [1, 1], 3, "1 twice"),
         (tokens, "ab", 0, "max_len must be a positive integer, got 0"),
         (tokens, ["BOS"], 3, "'BOS'.*vocabulary"),
+        (tokens, [(1, float("nan"))], 3, "nan"),
+        (hist, "ab", 10**9, "max_len 1,000,000,000 is more than can be enumerated"),
         (
             map(lambda t: 1 // t, tokens).named("inverse"),
             [0, 1],

@@ -54,7 +54,7 @@ def assemble(
         )
         for i in range(n_layer)
     )
-    positions = [v for v in held if v.name == "indices" and v.block is None]
+    positions = [v for v in held if v.primitive == "indices"]
     config = ModelConfig(
         vocab_size=len(vocab) + 2,
         d_model=layout.width,
@@ -98,9 +98,9 @@ def token_table(
     """(token id, direction): what the embedding writes of each token; BOS its own direction, padding nothing."""
     table = np.zeros((len(vocab) + 2, width))
     for v in held:
-        if v.block is None and v.name == "tokens":
+        if v.primitive == "tokens":
             table[np.arange(len(vocab)), np.array(at[v.node])[v.domain.place(vocab)]] = 1.0
-        elif v.block is None and v.name != "indices":
+        elif v.block is None and v.primitive is None:
             table[: len(vocab), at[v.node]] = v.codes[0]
     table[len(vocab), BOS] = 1.0
     return table

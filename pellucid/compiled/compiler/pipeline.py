@@ -222,7 +222,9 @@ class Blocks:
         problems: list[str] = []
         for node in self.needed:
             target = Variable(names[id(node)], id(node), node.encoding, self.analysis.domains[id(node)])
-            if not self.analysis.is_constant(node) and not isinstance(node, Primitive):
+            if isinstance(node, Primitive):
+                target.primitive = node.name
+            elif not self.analysis.is_constant(node):
                 if any(id(x) not in self.held for x in reads(node, self.analysis, self.forms)):
                     continue  # reads what could not be built
                 try:

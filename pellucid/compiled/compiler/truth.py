@@ -184,7 +184,7 @@ def component_writes(made: Compilation, places: Places) -> dict[Component, set[i
     out: dict[Component, set[int]] = {("embed", None): {BOS}}
     for v in made.held:
         if v.block is None:
-            fixed = v.name not in ("tokens", "indices")
+            fixed = v.primitive is None
             used = np.array([bool(x) for x in v.codes[0]]) if fixed else np.ones(v.width, dtype=bool)
             out["embed", None] |= global_(made, v, used)
     for block in made.blocks:

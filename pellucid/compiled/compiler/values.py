@@ -125,6 +125,11 @@ class Analysis:
         if not all(id(x) in self.domains or id(x) in self.widths for x in node.inputs):
             return
         try:
+            counts = isinstance(node, Selector) or (isinstance(node, Primitive) and node.name == "indices")
+            if counts and self.max_len > VALUES:
+                raise TooLarge(
+                    f"{describe(node)}: max_len {self.max_len:,} is more than can be enumerated ({VALUES:,})"
+                )
             if isinstance(node, Selector):
                 self.visit_selector(node)
             elif isinstance(node, Map):
@@ -152,8 +157,9 @@ class Analysis:
             x for x in nodes if id(x) in free and isinstance(x, SOp) and not isinstance(x, Map | Constant)
         ]
         selectors = [x for x in nodes if id(x) in free and isinstance(x, Selector)]
-        lengths = [self.max_len] if self.causal else range(1, self.max_len + 1)
-        if not sops or sum(n * n for n in lengths) > STATIC_CELLS:
+        n = self.max_len
+        lengths = [n] if self.causal else range(1, n + 1)
+        if not sops or (n**2 if self.causal else n * (n + 1) * (2 * n + 1) // 6) > STATIC_CELLS:
             return
         interpreter = Interpreter(*sops, *[SelectorWidth(s) for s in selectors], causal=self.causal)
         found = []

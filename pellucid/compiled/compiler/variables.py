@@ -37,6 +37,8 @@ class Variable:
     """Numerical: bound of |held - exact| for each value."""
     bos: np.ndarray = field(default_factory=lambda: np.zeros(0))
     """What the directions hold at the BOS position, where no value is meant."""
+    primitive: str | None = None
+    """`tokens` or `indices`, where the variable is one of them."""
     block: "object | None" = None
     """The block that writes it; None is the embedding."""
 

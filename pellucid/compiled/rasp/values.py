@@ -25,6 +25,8 @@ def canonical(value: Value) -> Value:
     """`value` as it is stored: NumPy scalars become Python's, whole Fractions become ints. Raises `ValueError`."""
     if isinstance(value, np.generic):
         value = value.item()
+    if type(value) is tuple:
+        value = tuple(canonical(v) for v in value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value!r} cannot be a value: it is not a finite number")
     if isinstance(value, Fraction) and value.denominator == 1:
