@@ -93,7 +93,7 @@ def compare(
                 )
             if real.any():
                 error = np.abs(logits.double().cpu().numpy() - ideal[right]).max(-1)
-                worst = max(worst, float(error[real].max()))
+                worst = max(worst, float(np.nan_to_num(error[real], nan=np.inf).max()))
     return Verification(checked, exhaustive, failures, first, worst, undefined)
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -180,6 +181,12 @@ def test_what_float32_cannot_hold_is_refused_and_float64_can():
     with pytest.raises(CompileError, match=r"cannot be exact in float32.*float64"):
         compile_program(program, [False, True], 4)
     assert exact(program, [False, True], 4, dtype="float64").summary()["dtype"] == "float64"
+
+
+@pytest.mark.parametrize("factor", [10**60, 10**400, Fraction(1, 10**50)])
+def test_numbers_beyond_the_range_of_floats_are_refused(factor):
+    with pytest.raises(CompileError, match=r"cannot be exact in float32.*beyond what its range"):
+        compile_program(numerical(indices) * factor, "ab", 4)
 
 
 def test_a_batch_of_mixed_lengths_equals_one_at_a_time():

@@ -228,6 +228,7 @@ class Blocks:
                 if any(id(x) not in self.held for x in reads(node, self.analysis, self.forms)):
                     continue  # reads what could not be built
                 try:
+                    self.arithmetic.check_range(target)
                     self.blocks.append(self.build(node, target))
                     self.arithmetic.after_write(target)
                     if node is self.needed[-1]:

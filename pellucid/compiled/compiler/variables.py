@@ -110,6 +110,14 @@ class Arithmetic:
         """The relative error of a product-sum of so many terms, in any order (weights rounded as well)."""
         return (terms + 3) * self.unit / (1 - (terms + 3) * self.unit)
 
+    def check_range(self, variable: Variable) -> None:
+        """Raise `Imprecise` for numbers so large or small that products with them may overflow or vanish."""
+        if variable.encoding == "numerical":
+            far = 10**12 if self.dtype == "float32" else 10**100
+            for v in variable.domain.values:
+                if v and not Fraction(1, far) <= abs(Fraction(v)) <= far:
+                    raise Imprecise("it has numbers beyond what its range can hold")
+
     def after_write(self, variable: Variable) -> None:
         """Note what adding a variable to the residual stream rounds: nothing, but where something was erased."""
         if self.reuse:

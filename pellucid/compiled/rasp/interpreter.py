@@ -178,7 +178,7 @@ class Evaluation:
             for x in e.arguments
         ]
         known = self.interpreter.calls[id(e)]
-        ids = [tuple(int(self.codes[id(x)][self.real][i]) for x in e.arguments) for i in first]
+        ids = list(zip(*(self.codes[id(x)][self.real][first].tolist() for x in e.arguments), strict=True))
         for i, combination in enumerate(ids):
             if combination not in known:
                 known[combination] = table.code(call(e, e.function, [column[i] for column in columns]))
