@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pellucid.compiled.compiler.graph import CompileError
-from pellucid.compiled.compiler.pipeline import run_pipeline
+from pellucid.compiled.compiler.pipeline import Compilation, run_pipeline
 from pellucid.compiled.compiler.truth import truth
 from pellucid.compiled.rasp.language import Encoding, Expression, SOp
 from pellucid.compiled.rasp.values import RaspError, Table, Value, canonical, key
@@ -251,6 +251,16 @@ def from_json(data: Any) -> Value:
     return readers[kind](value)
 
 
+def run_checked(program: Expression, vocab: Sequence[Value], max_len: int, **options: Any) -> Compilation:
+    """The pipeline, where selectors that are nested too deeply are a `CompileError` as well."""
+    try:
+        return run_pipeline(program, vocab, max_len, **options)
+    except RecursionError:
+        raise CompileError(
+            "its selectors are nested too deeply: combine fewer, or in a balanced way"
+        ) from None
+
+
 def compile_program(
     program: Expression,
     vocab: Sequence[Value],
@@ -269,7 +279,7 @@ def compile_program(
     variables to later ones; `allow_products` makes s-ops of pairs for selectors that no one head can attend by.
     Raises `CompileError`, a `ValueError`, with every reason why the program cannot be compiled.
     """
-    made = run_pipeline(
+    made = run_checked(
         program,
         vocab,
         max_len,

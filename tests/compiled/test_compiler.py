@@ -486,3 +486,17 @@ def test_a_joint_table_that_is_looser_than_a_domain_is_cut_to_it():
     )  # always 1: known from positions alone, and not once a mean joins in
     mean = aggregate(prevs, numerical(tokens))
     exact(map(lambda a, b: (a, b > 0), later, mean), [0, 1], 3)
+
+
+def test_shared_selectors_take_linear_time_and_deep_ones_are_refused():
+    shared, deep = same, same
+    for _ in range(30):
+        shared = shared & shared
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CausalWarning)
+        model = compile_program(aggregate(shared, tokens), [1, 2], 3)
+    assert verify(model).failures == 0
+    for _ in range(3000):
+        deep = ~deep
+    with pytest.raises(CompileError, match="nested too deeply"):
+        compile_program(selector_width(deep), [1, 2], 3)

@@ -49,12 +49,19 @@ class Forms:
 
     def __init__(self, analysis: Analysis):
         self.analysis = analysis
+        self.known: dict[tuple[int, bool], Form] = {}
 
     def form(self, node: Selector) -> Form:
         """The form of a selector. Raises `NotOneHead` where it has none."""
         return self.make(node, True)
 
     def make(self, node: Selector, positive: bool) -> Form:
+        """The form of a selector or of its negation; of a shared one once."""
+        if (id(node), positive) not in self.known:
+            self.known[id(node), positive] = self.find(node, positive)
+        return self.known[id(node), positive]
+
+    def find(self, node: Selector, positive: bool) -> Form:
         if isinstance(node, Select):
             table = self.analysis.tables[id(node)]
             return Form([self.atom(node, table if positive else ~table)], 1)
@@ -211,7 +218,7 @@ def merge(a: Atom, b: Atom, how) -> Atom:
         a.query if a.query is not None else b.query,
         a.key if a.key is not None else b.key,
         how(a.table, b.table),
-        f"{a.name}, {b.name}",
+        a.name if a.name == b.name else f"{a.name}, {b.name}"[:300],
     )
 
 
