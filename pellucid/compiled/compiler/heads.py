@@ -38,7 +38,6 @@ class HeadBlock:
     bos_v: np.ndarray
     inverse_temperature: float
     always_bos: bool
-    labels: list[str]
 
     kind = "attention"
 
@@ -93,7 +92,6 @@ def build_head(
     max_len: int,
     can_be_empty: bool,
     arithmetic: Arithmetic,
-    inverse_temperature: float | None = None,
 ) -> HeadBlock:
     """The head of an aggregate or an inverse width. Raises `Imprecise` where rounding may change its result."""
     assert isinstance(node, Aggregate | InverseWidth)
@@ -126,14 +124,12 @@ def build_head(
         size = float(np.abs(target.domain.magnitudes).max())
         wanted = min(wanted, target.margin / max(size, 1e-300) * 2.0**-12) if not counts else wanted
     n = max_len + 1
-    if inverse_temperature is None:
-        inverse_temperature = 2.0 * math.ceil((math.log(n) - math.log(wanted)) / gap / 2)
-    scale = inverse_temperature
-    values, w_v, bos_v, labels = value_side(node, target, variables, can_be_empty)
+    scale = 2.0 * math.ceil((math.log(n) - math.log(wanted)) / gap / 2)
+    values, w_v, bos_v = value_side(node, target, variables, can_be_empty)
     bound_head(node, target, queries, keys, values, form, n, scale, gap, arithmetic)
     block = HeadBlock(
         target, node.selector, queries, [scale * w for w in w_q], scale * b_q, scale * bos_q, keys, w_k, bos_k, b_k,
-        values, w_v, bos_v, scale, counts, labels,
+        values, w_v, bos_v, scale, counts,
     )  # fmt: skip
     target.block = block
     target.bos = bos_v + sum((w @ v.bos for w, v in zip(w_v, values, strict=True)), np.zeros(target.width))
@@ -164,13 +160,13 @@ def value_side(node: SOp, target: Variable, variables: dict[int, Variable], can_
     bos = np.zeros(target.width)
     if isinstance(node, InverseWidth):
         bos[0] = 1.0
-        return [], [], bos, ["BOS"]
+        return [], [], bos
     assert isinstance(node, Aggregate)
     if can_be_empty:
         bos = bos + target.encode(node.default)
     variable = variables.get(id(node.values))
     if variable is None:
-        return [], [], bos, list(target.labels)
+        return [], [], bos
     w = np.zeros((target.width, variable.width))
     if target.encoding == "numerical":
         w[0, 0] = 1.0
@@ -178,7 +174,7 @@ def value_side(node: SOp, target: Variable, variables: dict[int, Variable], can_
         for i, k in enumerate(variable.domain.codes):
             if k in target.domain.codes:
                 w[target.domain.codes[k], i] = 1.0
-    return [variable], [w], bos - w @ variable.bos, list(target.labels)
+    return [variable], [w], bos - w @ variable.bos
 
 
 def bound_head(

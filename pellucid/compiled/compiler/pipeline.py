@@ -42,7 +42,6 @@ class Compilation:
     vocab: list[Value]
     max_len: int
     causal: bool
-    analysis: Analysis
     held: list[Variable]
     """The variables of the residual stream: those of the embedding, then those that blocks write."""
     output: Variable
@@ -50,7 +49,6 @@ class Compilation:
     slots: list[int]
     layout: Layout
     transformer: Transformer
-    forms: dict[int, Form]
 
 
 def run_pipeline(
@@ -97,14 +95,12 @@ def run_pipeline(
         tokens,
         max_len,
         causal,
-        analysis,
         held,
         output,
         blocks,
         slots,
         layout,
         transformer,
-        forms,
     )
 
 
@@ -252,8 +248,7 @@ class Blocks:
         form = self.forms[id(node)]
         variables = dict(self.held)
         if self.sharpen:
-            compared = [s for atom in form.atoms for s in (atom.query, atom.key)] + [q for q, _ in form.gates]
-            variables |= {id(s): self.sharpened(s) for s in compared if s is not None}
+            variables |= {id(s): self.sharpened(s) for s in form.compared}
             if isinstance(node, Aggregate):
                 variables[id(node.values)] = self.held[id(node.values)]
         return build_head(node, target, form, variables, self.analysis.max_len, empty, self.arithmetic)
@@ -281,9 +276,8 @@ def reads(node: SOp, analysis: Analysis, forms: dict[int, Form]) -> list[SOp]:
         return list(analysis.roots[id(node)])
     if not isinstance(node, Aggregate | InverseWidth):
         return []
-    form = forms[id(node)]
-    sides = [s for atom in form.atoms for s in (atom.query, atom.key)] + [q for q, _ in form.gates]
-    return [s for s in sides if s is not None] + ([node.values] if isinstance(node, Aggregate) else [])
+    compared = forms[id(node)].compared
+    return [*compared, node.values] if isinstance(node, Aggregate) else list(compared)
 
 
 def demand(graph: Graph, analysis: Analysis, forms: dict[int, Form]) -> list[SOp]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pellucid.compiled.compiler.values import Analysis
+from pellucid.compiled.compiler.values import Analysis, unique
 from pellucid.compiled.rasp.language import And, Constant, Map, Not, Or, Select, Selector, SOp, describe
 from pellucid.compiled.rasp.values import RaspError
 
@@ -38,6 +38,12 @@ class Form:
     atoms: list[Atom]
     top: int
     gates: list[tuple[SOp, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def compared(self) -> tuple[SOp, ...]:
+        """Every s-op that queries and keys read."""
+        sides = [s for atom in self.atoms for s in (atom.query, atom.key)] + [q for q, _ in self.gates]
+        return unique(s for s in sides if s is not None)
 
 
 class NotOneHead(RaspError):
@@ -103,9 +109,7 @@ class Forms:
     def either(self, node: Selector, left: Form, right: Form) -> Form:
         if len(left.atoms) == len(right.atoms) == 1 and not left.gates and not right.gates:
             a, b = left.atoms[0], right.atoms[0]
-            if meet(a, b) or (
-                (a.query is None or a.key is None) and (b.query is None or b.key is None) and complement(a, b)
-            ):
+            if meet(a, b):
                 return Form([merge(a, b, np.maximum)], 1)
             gated = self.gated(a, b)
             if gated is not None:
@@ -141,7 +145,7 @@ class Forms:
 
     def rows(self, sides: Sequence[SOp | None]) -> np.ndarray:
         """Joint codes of the s-ops; 0 for None."""
-        there = list({id(s): s for s in sides if s is not None}.values())
+        there = unique(s for s in sides if s is not None)
         joint = self.analysis.together(there) if there else np.zeros((1, 0), dtype=np.int64)
         ids = [id(s) for s in there]
         return np.stack(
@@ -151,10 +155,8 @@ class Forms:
     def product(self, node: Selector) -> Select:
         """An equal select over s-ops whose values are all that `node` reads of a query and of a key."""
         selects = [x for x in leaves(node) if isinstance(x, Select)]
-        queries = list(
-            {id(s.queries): s.queries for s in selects if not self.analysis.is_constant(s.queries)}.values()
-        )
-        keys = list({id(s.keys): s.keys for s in selects if not self.analysis.is_constant(s.keys)}.values())
+        queries = unique(s.queries for s in selects if not self.analysis.is_constant(s.queries))
+        keys = unique(s.keys for s in selects if not self.analysis.is_constant(s.keys))
 
         def side(value, sops, of):
             place = {id(x): i for i, x in enumerate(sops)}
@@ -170,8 +172,7 @@ class Forms:
 
         predicate.__name__ = "both sides"
         tuples = [
-            Map(lambda *v: v, tuple(x), "tuple", "categorical") if x else Constant(())
-            for x in (keys, queries)
+            Map(lambda *v: v, x, "tuple", "categorical") if x else Constant(()) for x in (keys, queries)
         ]
         return Select(tuples[0], tuples[1], predicate)
 
@@ -205,11 +206,6 @@ def meet(a: Atom, b: Atom) -> bool:
     return (a.query is b.query or a.query is None or b.query is None) and (
         a.key is b.key or a.key is None or b.key is None
     )
-
-
-def complement(a: Atom, b: Atom) -> bool:
-    """Whether one reads the query only and the other the key only."""
-    return (a.query is None and b.key is None) or (a.key is None and b.query is None)
 
 
 def merge(a: Atom, b: Atom, how) -> Atom:

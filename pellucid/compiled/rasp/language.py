@@ -248,34 +248,29 @@ class Aggregate(SOp):
         return f"aggregate({', '.join(inputs)}{default})"
 
 
-class SelectorWidth(SOp):
-    """How many keys each query selects."""
-
+class _Width(SOp):
     def __init__(self, selector: Selector):
         self.selector = selector
 
     @property
-    def inputs(self) -> tuple[Expression, ...]:
+    def inputs(self) -> tuple[Selector, ...]:
         return (self.selector,)
+
+
+class SelectorWidth(_Width):
+    """How many keys each query selects."""
 
     def head(self, inputs: Sequence[str]) -> str:
         return f"selector_width({inputs[0]})"
 
 
-class InverseWidth(SOp):
+class InverseWidth(_Width):
     """1 / (1 + width): what a head gives that attends to the selected keys and, always, to a 1 at BOS.
 
     Programs do not say it; it stands between a `SelectorWidth` and its head (Tracr, appendix D.2).
     """
 
     encoding: Encoding = "numerical"
-
-    def __init__(self, selector: Selector):
-        self.selector = selector
-
-    @property
-    def inputs(self) -> tuple[Expression, ...]:
-        return (self.selector,)
 
     def head(self, inputs: Sequence[str]) -> str:
         return f"1/(1+selector_width({inputs[0]}))"
