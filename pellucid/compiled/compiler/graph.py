@@ -52,7 +52,7 @@ class Graph:
         self.known: dict[Hashable, Expression] = {}
         self.place: dict[int, Expression] = {}
         self.kept: list[Expression] = []  # `place` goes by id: its expressions must stay alive
-        self.output: SOp = self.add(program)  # type: ignore[assignment]
+        self.output = self.add_sop(program)
 
     def add(self, program: Expression) -> Expression:
         """The node of `program`; new nodes are made for what is not there yet."""
@@ -78,8 +78,8 @@ class Graph:
         if isinstance(e, InverseWidth):
             return self.intern(InverseWidth(*inputs), None, (InverseWidth, *ids))
         if isinstance(e, SelectorWidth):
-            inverse = self.add(InverseWidth(*inputs))
-            made = Map(width, (inverse,), "width", "categorical")  # type: ignore[arg-type]
+            inverse = self.add_sop(InverseWidth(*inputs))
+            made = Map(width, (inverse,), "width", "categorical")
             return self.intern(made, e.name or describe(e), ("width", id(inverse)))
         if isinstance(e, Map):
             if e.symbol == "same" and e.encoding == inputs[0].encoding:
@@ -98,7 +98,7 @@ class Graph:
             return self.intern(
                 Select(keys, queries, e.predicate),
                 e.name,
-                (Select, id(e.predicate), id(keys), id(queries)),  # type: ignore[arg-type]
+                (Select, id(e.predicate), id(keys), id(queries)),
             )
         assert isinstance(e, Not | And | Or)
         return self.intern(type(e)(*inputs), e.name, (type(e), ids))
@@ -119,4 +119,4 @@ class Graph:
         """The width of `s | t`, from those of `s`, `t` and `s & t`."""
         left, right = either.left, either.right
         widths = [numerical(selector_width(s)) for s in (left, right, And(left, right))]
-        return self.add(categorical(widths[0] + widths[1] - widths[2]))  # type: ignore[return-value]
+        return self.add_sop(categorical(widths[0] + widths[1] - widths[2]))
