@@ -1,8 +1,9 @@
 """The idioms of tiny-python, written as Python with holes.
 
-Holes: `$x $y $z $w` variables (the same name throughout a snippet), `$i` a counter, `$f $g` functions, `$T` a class,
+Holes: `$x $y $z $w $v` variables (the same name throughout a snippet), `$i` a counter, `$f $g` functions, `$T` a class,
 `$source $target` file names; and, new each time, `$text` a phrase, `$key` a word, `$n` an integer, `$two $three`
-rows of that many integers, `$many` a row of two to six, `$line` one of LINES. Quotes are written double; each string gets its own kind at random.
+rows of that many integers, `$many` a row of two to six, `$pairs` two to four `key: value` of integers, `$line` one of
+LINES, `$aside` one of ASIDES, which leave `$x` alone. Quotes are written double; each string gets its own kind at random.
 
 Variants of an idiom are separated by blank lines. In BLOCKS and FUNCTIONS every fourth one is kept for validation.
 """
@@ -31,6 +32,17 @@ $y = [[$three], [$three]]
 $x = $x + $n
 $x += $n
 $y = $x + $n
+"""
+
+ASIDES = """
+print($z)
+$g($z)
+$g("$text")
+$w = $g($z)
+$w = $n
+$z += $n
+$w = [$two]
+print("$text")
 """
 
 BLOCKS = {
@@ -227,6 +239,27 @@ for $x in $y:
     if $x:
         $line
     $f($x)
+
+for $x in $y:
+    $line
+    for $z in $w:
+        $line
+
+for $x in $y:
+    $line
+    for $z in $x:
+        $f($z)
+
+while $x:
+    $line
+    for $z in $x:
+        $line
+
+for $x in $y:
+    $line
+    $line
+    for $z in $w:
+        $line
 """,
     "range and enumerate": """
 for $i in range($n):
@@ -296,6 +329,30 @@ else:
 if $x == True:
     $y = True
     $line
+
+if $x:
+    $line
+elif not $y:
+    $line
+
+if $x == $n:
+    $line
+elif not $x:
+    $line
+else:
+    $line
+
+if not $x:
+    $line
+else:
+    $line
+
+if $x:
+    $line
+elif not $y:
+    $line
+else:
+    $line
 """,
     "truth": """
 $x = True
@@ -315,6 +372,23 @@ $x = True
 $y = False
 if $y == True:
     $line
+
+$x = $f($y)
+if $x == True:
+    $line
+
+$x = True
+$line
+$f($x)
+
+$x = True
+for $y in $z:
+    if $y == $n:
+        $x = False
+
+$x = False
+if $y == True:
+    $x = True
 """,
     "ternaries": """
 $x = $y if $z else $w
@@ -329,6 +403,20 @@ if $x:
 $x = $f($y) if $y else $n
 if $x:
     $line
+
+$x = $n if $y else $n
+$f($x)
+
+$x = $y if $z else $n
+if $x:
+    $line
+
+$x = $y
+if $z:
+    $line
+
+$x = $y if $y else $w
+print($x)
 """,
     "f-strings": """
 print(f"$text {$x}")
@@ -343,6 +431,18 @@ print(f"{$y} $text")
 
 print("$text")
 print(f"$text {$x} and {$y}")
+
+print(f"$text {$x}")
+$f($x)
+
+$x = $n
+print(f"$text {$x}")
+
+print(f"$text {$x}")
+print(f"$text {$y}")
+
+for $x in $y:
+    print(f"$text {$x}")
 """,
     "sets and strings": """
 $x = set()
@@ -359,7 +459,7 @@ while $y:
 
 $x = set()
 for $y in $z:
-    $line
+    $aside
     $x.add($y)
 
 $x = set()
@@ -371,13 +471,32 @@ $x += "$text"
 print($x)
 
 $x = set()
+$aside
 $x.add($n)
 $x.add($n)
 
 $x = ""
 for $y in $z:
-    $line
+    $aside
     $x += $y
+
+$x = ""
+$aside
+$x += $y
+
+$x = set()
+$aside
+for $y in $z:
+    $x.add($y)
+
+$x = ""
+$aside
+for $y in $z:
+    $x += $y
+
+$x = set()
+$aside
+$x.add("$text")
 """,
     "dicts and lists": """
 $x = {"$key": $n, "$key": $n}
@@ -400,11 +519,24 @@ $x = {}
 $x["$key"] = $n
 $x["$key"] = "$text"
 
-$x = {$n: $n, $n: $n}
-$y = [$two]
+$x = {$pairs}
+$y = [$many]
 
 $x = {$n: "$text", $n: "$text"}
 print($x)
+
+$x = {$pairs}
+print($x)
+
+$x = {$pairs}
+$y = {$pairs}
+
+$x = [$many]
+$y = {$pairs}
+
+$x = {$pairs}
+for $y in $x:
+    $line
 """,
     "files": """
 with open("$file", "r") as $x:
@@ -447,6 +579,19 @@ with open($target, "w") as $x:
 $x = open($target, "w")
 $x.write($f($y))
 $x.close()
+
+with open($source, "r") as $x:
+    $line
+
+with open("$file", "r") as $x:
+    $y = $f($x)
+
+$x = open("$file", "r")
+$line
+
+with open($target, "w") as $x:
+    $x.write("$text")
+    $line
 """,
     "swaps": """
 $x, $y = $y, $x
@@ -461,6 +606,18 @@ if $x > $y:
 if $x:
     $line
     $x, $y = $y, $x
+
+$line
+$x, $y = $y, $x
+
+$x, $y = $y, $x
+$line
+
+for $z in $w:
+    $x, $y = $y, $x
+
+$x, $y = $y, $x
+print($x)
 """,
     "lambdas": """
 $x = lambda $y: $y + $n
@@ -473,6 +630,18 @@ $w = $x($n, $n)
 
 $x = lambda $y: $y * $n
 $f($x)
+
+$x = lambda $y: $y == $n
+print($x($n))
+
+$x = lambda $y: $n
+$z = $x($w)
+
+$x = lambda $y: $y
+$f($x)
+
+$x = lambda $y, $z: $y * $z
+print($x($n, $n))
 """,
 }
 
@@ -602,4 +771,36 @@ def $f($x):
     for $z in $x:
         $y += $z
     return $y
+
+def $f($x, $y, $z, $w, $v):
+    $line
+    return $x
+
+def $f($x=None, $y=None, $z=None):
+    $line
+    return $y
+
+def $f($x):
+    $line
+    return True
+
+def $f($x, $y, $z, $w, $v):
+    $block
+    return $v
+
+def $f($x):
+    while True:
+        $line
+
+def $f($x, $y):
+    $block
+    return True
+
+def $f($x, $y=None, $z=None):
+    $line
+    return $z
+
+def $f($x, $y):
+    while True:
+        $block
 """

@@ -7,14 +7,14 @@ from random import Random
 
 from pellucid.core.errors import unknown
 from pellucid.data import words
-from pellucid.data.idioms import BLOCKS, FUNCTIONS, LINES
+from pellucid.data.idioms import ASIDES, BLOCKS, FUNCTIONS, LINES
 from pellucid.data.words import SPLITS, pick
 
-VERSION = 2  # enters the cache key of prepared shards: raise it whenever a document changes
+VERSION = 3  # enters the cache key of prepared shards: raise it whenever a document changes
 
 MIN_LINES, MAX_LINES = 5, 25
 NAMES: dict[str, Callable[[Random, str], str]] = {
-    **dict.fromkeys(("x", "y", "z", "w"), words.identifier),
+    **dict.fromkeys("xyzwv", words.identifier),
     **dict.fromkeys(("f", "g"), words.function_name),
     "T": words.class_name,
     "source": words.source_name,
@@ -28,8 +28,10 @@ LITERALS: dict[str, Callable[[Random, str], str]] = {
     "n": lambda rng, split: words.number(rng),
     "two": lambda rng, split: words.row(rng, split, 2),
     "many": lambda rng, split: words.row(rng, split, 2 + int(rng.random() * 5)),
+    "pairs": lambda rng, split: words.pairs(rng, 2 + int(rng.random() * 3)),
     "three": lambda rng, split: words.row(rng, split, 3),
 }
+LINE_KINDS = {"line": LINES, "aside": ASIDES}
 HOLE = re.compile(r"\$(\w+)|(\")")
 
 
@@ -79,8 +81,8 @@ def _compile(source: str, indent: str = "") -> Template:
 
 
 def _hole(kind: str, indent: str) -> Part:
-    if kind == "line":
-        return lambda snippet: snippet.fill(pick(snippet.rng, _lines()))
+    if kind in LINE_KINDS:
+        return lambda snippet: snippet.fill(pick(snippet.rng, _lines(kind)))
     if kind == "block":
         return lambda snippet: snippet.fill(
             pick(snippet.rng, pick(snippet.rng, _blocks(snippet.split, indent)))
@@ -90,7 +92,7 @@ def _hole(kind: str, indent: str) -> Part:
     if kind in LITERALS:
         draw = LITERALS[kind]
         return lambda snippet: draw(snippet.rng, snippet.split)
-    raise unknown("hole", kind, ["line", "block", *NAMES, *LITERALS])
+    raise unknown("hole", kind, [*LINE_KINDS, "block", *NAMES, *LITERALS])
 
 
 def variants(source: str, split: str) -> list[str]:
@@ -105,9 +107,9 @@ def variants(source: str, split: str) -> list[str]:
     return [text for number, text in enumerate(joined, 1) if (number % 4 == 0) == (split == "validation")]
 
 
-@lru_cache(maxsize=1)
-def _lines() -> list[Template]:
-    return [_compile(line) for line in LINES.strip("\n").split("\n")]
+@lru_cache(maxsize=2)
+def _lines(kind: str) -> list[Template]:
+    return [_compile(line) for line in LINE_KINDS[kind].strip("\n").split("\n")]
 
 
 @lru_cache(maxsize=16)

@@ -121,3 +121,8 @@ def number(rng: Random) -> str:
 def row(rng: Random, split: str, width: int) -> str:
     """`width` integers joined by commas: the inside of a flat list, held out as a whole."""
     return _drawn(rng, split, lambda r: ", ".join([_number(r) for _ in range(width)]))
+
+
+def pairs(rng: Random, width: int) -> str:
+    """`width` keys and values, integers: the inside of a dictionary."""
+    return ", ".join([f"{_number(rng)}: {_number(rng)}" for _ in range(width)])

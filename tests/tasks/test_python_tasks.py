@@ -12,20 +12,39 @@ from pellucid.data.words import in_split
 from pellucid.tasks import TASKS, PairTask, Question, accuracy, make_task
 
 NAMES = sorted(TASKS)
-CLOSED = {  # completes a prompt and its answer to a program
-    "single_double_quote": ("\n", "\n"),
-    "bracket_counting": ("\n", "\n"),
+CLOSED = {  # completes a prompt and its answer to a program, where a line break does not
+    "final_kwarg": ("None): pass\n", " pass\n"),
+    "set_or_string": ("add(x)\n", " x\n"),
+    "set_or_string_fixed_varname": ("add(x)\n", " x\n"),
+    "with_as": (" x: pass\n", "x\n"),
+    "bracket_brace": ("1}\n", "1]\n"),
+    "with_open": ("QUOTE)\n", "QUOTE)\n"),
     "for_while": (" items: pass\n", " pass\n"),
+    "else_elif": (" pass\n", " x: pass\n"),
+    "fstring_brace": ('x}")\n', "\n"),
+    "if_ternary": (" pass\n", " x\n"),
+    "indent_for": ("pass\n", "pass\n"),
+    "lambda_func": (" x\n", "x): pass\n"),
+    "if_equals": (" x: pass\n", " x\n"),
+    "enumerate_range": ("(x): pass\n", "(x): pass\n"),
+    "var_if": (" pass\n", "x\n"),
+    "while_return_true": (" pass\n", "x\n"),
 }
 
 
+def program(name: str, row: int, prompt: str, answer: str) -> str:
+    end = CLOSED.get(name, ("\n", "\n"))[row % 2].replace("QUOTE", prompt[-1])
+    opened = "with " if name == "with_open" and prompt.split("\n")[-1].startswith("with") else ""
+    return prompt + answer + (end.replace(")\n", ") as x: pass\n") if opened else end)
+
+
 @cache
-def tokenizer(vocab_size: int = 512):
+def tokenizer(vocab_size: int = 768):
     return train_tokenizer([document(index) for index in range(4000)], vocab_size)
 
 
 @cache
-def task(name: str, vocab_size: int = 512):
+def task(name: str, vocab_size: int = 768):
     return make_task(name, tokenizer(vocab_size))
 
 
@@ -37,11 +56,11 @@ def prompts(batch, which=None) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("vocab_size", [512, 2048])
+@pytest.mark.parametrize("vocab_size", [768, 2048])
 def test_tasks_work_at_both_vocabularies(name, vocab_size):
     batch = task(name, vocab_size).pairs(50)
     assert batch.tokens.shape[0] == len(batch) == 100
-    assert batch.positions.float().mean() < 24
+    assert batch.positions.float().mean() < 36
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,9 +69,20 @@ def test_the_answer_continues_the_prompt_as_valid_python(name, split):
     batch = task(name).pairs(100, split=split)
     for row, prompt in enumerate(prompts(batch)):
         right, wrong = (tokenizer().decode([token]) for token in batch.answers[row].tolist())
-        assert (right, wrong) == TASKS[name].answers[:: 1 if row % 2 == 0 else -1]
-        ast.parse(program := prompt + right + CLOSED[name][row % 2])
-        ids = tokenizer().encode(program).ids
+        told = TASKS[name].answers
+        expected = (
+            told
+            if not callable(told)
+            else (told(prompts(batch)[row]), told(prompts(batch, batch.corrupt)[row]))
+        )
+        if callable(told):
+            assert all(
+                answer.startswith(token) for answer, token in zip(expected, (right, wrong), strict=True)
+            )
+        else:
+            assert (right, wrong) == (expected[::-1] if row % 2 else expected)
+        ast.parse(text := program(name, row, prompt, expected[0] if callable(told) else right))
+        ids = tokenizer().encode(text).ids
         assert ids[: batch.positions[row]] == batch.tokens[row, 1 : batch.positions[row] + 1].tolist()
         assert ids[batch.positions[row]] == batch.answers[row, 0]
 
@@ -97,7 +127,7 @@ def test_bracket_counting_has_several_rows_often():
 def test_loss_and_accuracy_equal_a_hand_computation(name):
     batch = task(name).pairs(5)
     logits = torch.randn(
-        *batch.tokens.shape, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        *batch.tokens.shape, 768, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
     losses, hits = task(name).metric(logits, batch), accuracy(logits, batch)
     for row in range(len(batch)):
