@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pellucid.core.errors import unknown
 from pellucid.lab.ablate import last_logits
-from pellucid.lab.prune import PruneConfig
+from pellucid.lab.config import PruneConfig
 from pellucid.recipes.demo import demo, show
 from pellucid.recipes.recipe import Recipe, run
 from pellucid.recipes.registry import RECIPES, get_recipe
@@ -245,13 +245,23 @@ Transformers whose mechanisms can be read.
 pellucid COMMAND --help says more."""
 
 
+def recipe_table() -> Table:
+    """The recipes, the ablations apart."""
+    table = Table("recipe", "what it is")
+    for name, make in sorted(RECIPES.items(), key=lambda item: item[0].startswith("ablate-")):
+        if name == "ablate-base":
+            table.add_section()
+        table.add_row(name, (make.__doc__ or "").splitlines()[0])
+    return table
+
+
 def parse(args: Sequence[str]) -> Callable[[], None]:
     """The command that `args` name, ready to be called. Raises `ValueError` for an unknown command or recipe."""
     command, *rest = args
     if command == "train":
         if not rest or rest[0] in ("-h", "--help"):
-            lines = [f"  {name:<14}{(make.__doc__ or '').splitlines()[0]}" for name, make in RECIPES.items()]
-            print("usage: pellucid train RECIPE --out DIR ...\n\nrecipes:\n" + "\n".join(lines))
+            print("usage: pellucid train RECIPE --out DIR ...\n")
+            results.print(recipe_table())
             raise SystemExit(0)
         default = Train(recipe=get_recipe(rest[0]), out=tyro.MISSING)
         return tyro.cli(
@@ -287,7 +297,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Errors of the user's are one line, without a traceback."""
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help"):
-        print(USAGE.format(recipes=", ".join(RECIPES)))
+        names = [name for name in RECIPES if not name.startswith("ablate-")]
+        print(USAGE.format(recipes=", ".join((*names, "ablate-..."))))
         return
     try:
         parse(args)()

@@ -8,13 +8,13 @@ from timing import medians, record
 
 from pellucid import Transformer
 from pellucid.recipes.registry import demo_sparse
-from pellucid.sparse.projection import Projection
+from pellucid.sparse.projection import Projection, SparsityConfig
 from pellucid.training.loop import Step
 
 
 def main() -> None:
     recipe = demo_sparse()
-    assert recipe.sparsity is not None
+    assert isinstance(recipe.sparsity, SparsityConfig)
     steps = {}
     for name in ("dense", "sparse"):
         model = Transformer(recipe.model, device="cpu")

@@ -21,6 +21,7 @@ ALLOWED = {
     "compiled": {"core", "kernels", "data", "tasks", "training"},
     "lab": {"core", "kernels", "data", "tasks", "training"},
     "viewer": {"core", "tasks"},
+    "interop": {"core", "kernels", "data", "tasks", "training", "lab"},
     "recipes": {"core", "kernels", "data", "tasks", "training", "sparse", "compiled", "lab", "viewer"},
 }
 # A page is made of result JSON only: these never see a model.

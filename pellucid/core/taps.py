@@ -67,7 +67,7 @@ class Mask(Tap):
     """Keeps each site's channels by a bool mask or one in [0, 1]; the rest is replaced: `m * x + (1 - m) * fill`.
 
     `masks[site]` has shape (width,) or any shape that broadcasts to the site's, and `fill[site]` too
-    (default 0). Gradients flow into both.
+    (default 0); a fill of (positions, width) is cut to the sequence. Gradients flow into both.
     """
 
     def __init__(self, masks: Mapping[str, Tensor], fill: Mapping[str, Tensor] | None = None):
@@ -77,6 +77,8 @@ class Mask(Tap):
     def __call__(self, site: str, x: Tensor) -> Tensor:
         fill, mask = self.fill.get(site), self.masks[site]
         fill = x.new_zeros(()) if fill is None else fill.to(x.dtype)
+        if fill.dim() == 2:
+            fill = fill[: x.shape[1]]
         if mask.dtype == torch.bool:
             return torch.where(mask, x, fill)
         # Exactly x at 1 and, where x is finite, exactly fill at 0.

@@ -40,6 +40,34 @@ def last_logits_by_length(model: Transformer, batch: Batch, tap: Tap | None = No
 
 
 @torch.no_grad()
+def partial_logits(
+    model: Transformer,
+    batch: Batch,
+    kept: Kept,
+    means: Mapping[str, Tensor],
+    *,
+    share: float = 0.5,
+    seed: int = 0,
+    rows: int = 64,
+) -> Tensor:
+    """Logits (b, 1, v) at each row's last token, with a random `share` of the other nodes frozen in each pair.
+
+    A row's draw depends on the seed and on the order of rows in `batch` alone.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    order = batch.positions[::2].argsort(stable=True)
+    chunks = []
+    for pairs in order.split(rows // 2):
+        masks = {}
+        for site, mask in kept.items():
+            runs = torch.rand(len(pairs), len(mask), generator=draw) >= share
+            masks[site] = (mask | runs.to(mask.device)).repeat_interleave(2, 0)[:, None]
+        chunks.append(last_logits(model, batch.select_pairs(pairs).trimmed(), Mask(masks, means)))
+    rows_in_order = torch.stack([2 * order, 2 * order + 1], dim=1).flatten()
+    return torch.cat(chunks)[rows_in_order.argsort()]
+
+
+@torch.no_grad()
 def task_loss(model: Transformer, task: Task, batch: Batch, tap: Tap | None = None) -> float:
     """The task's mean loss in nats on `batch`."""
     return task.metric(last_logits_by_length(model, batch, tap), batch.last()).mean().item()

@@ -3,6 +3,7 @@
 Weight-sparse transformers, A.5. The loss is not monotone in the number of nodes, so a scan follows the bisection.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pellucid.core.transformer import Transformer
-from pellucid.lab.ablate import Kept, keep_only, last_logits_by_length, remove, task_loss
+from pellucid.lab.ablate import Kept, keep_only, last_logits_by_length, partial_logits, remove, task_loss
+from pellucid.lab.config import Ablation
+from pellucid.lab.extract import can_extract, extract
 from pellucid.tasks.task import Batch, Task
 
 
@@ -27,33 +30,58 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Discretized:
-    """The kept nodes, the loss that they were chosen by, whether that meets the target, and the calibration."""
+    """The kept nodes, the loss that they were chosen by, whether that meets the target, and the calibration.
+
+    `uncalibrated` is the loss of the circuit's own logits.
+    """
 
     kept: dict[str, Tensor]
     loss: float
+    uncalibrated: float
     reached: bool
     calibration: Calibration
 
 
+MOST_SCALE = 4.0
+"""Calibration multiplies or divides logits by so much at most: without a bound, and with negative scales, differences
+that mean nothing are blown up until they answer a task (see `controls`)."""
+
+
 def calibrate(task: Task, logits: Tensor, batch: Batch, steps: int = 16) -> Calibration:
-    """A scale and a shift of the logits (b, 1, v) that minimise the task's loss, by LBFGS."""
-    scale = torch.ones((), device=logits.device, requires_grad=True)
+    """A scale, within `MOST_SCALE`, and a shift of the logits (b, 1, v) that minimise the task's loss, by LBFGS."""
+    bent = torch.zeros((), device=logits.device, requires_grad=True)
     shift = torch.zeros(logits.shape[-1], device=logits.device, requires_grad=True)
-    optimizer = torch.optim.LBFGS([scale, shift], max_iter=steps, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([bent, shift], max_iter=steps, line_search_fn="strong_wolfe")
+
+    def scale() -> Tensor:
+        return (math.log(MOST_SCALE) * torch.tanh(bent)).exp()
 
     def closure() -> float:
         optimizer.zero_grad()
-        loss = task.metric(scale * logits + shift, batch).mean()
+        loss = task.metric(scale() * logits + shift, batch).mean()
         loss.backward()
         return loss.item()
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[arg-type]
-    return Calibration(scale.detach(), shift.detach())
+    return Calibration(scale().detach(), shift.detach())
+
+
+def circuit_logits(model: Transformer, batch: Batch, kept: Kept, means: Mapping[str, Tensor]) -> Tensor:
+    """A circuit's logits (b, 1, v) at each row's last token: of the extracted circuit where there is one and it is small."""
+    small = sum(int(m.sum()) for m in kept.values()) < 0.5 * sum(len(m) for m in kept.values())
+    if not (small and can_extract(model.config, means)):
+        return last_logits_by_length(model, batch, keep_only(kept, means))
+    circuit = extract(model, kept, means, tokens=batch.tokens)
+    return circuit(batch.tokens, mask=None if model.config.causal else batch.mask, only=batch.positions)
 
 
 class Probe:
-    """Measures circuits against a target: calibration is fitted on one half of the pairs, the loss taken on the other."""
+    """Measures circuits against a target: calibration is fitted on one half of the pairs, the loss taken on the other.
+
+    With `ablation="stochastic"` the loss is the larger of two: with all other nodes frozen, and with a random half of
+    them frozen, drawn once for each pair.
+    """
 
     def __init__(
         self,
@@ -62,20 +90,31 @@ class Probe:
         means: Mapping[str, Tensor],
         target: float,
         *,
+        ablation: Ablation = "mean",
         pairs: int = 256,
         seed: int = 0,
     ):
-        self.model, self.task, self.means, self.target = model, task, means, target
+        self.model, self.task, self.means = model, task, means
+        self.target, self.ablation, self.seed = target, ablation, seed
         self.batch = task.pairs(2 * pairs, seed=seed, split="train").to(model.device)
         self.fit = torch.arange(len(self.batch), device=model.device) < 2 * pairs
         self.fitted, self.scored = self.batch.select(self.fit), self.batch.select(~self.fit)
 
     @torch.no_grad()
     def __call__(self, kept: Kept) -> Discretized:
-        logits = last_logits_by_length(self.model, self.batch, keep_only(kept, self.means))
+        logits = circuit_logits(self.model, self.batch, kept, self.means)
         calibration = calibrate(self.task, logits[self.fit], self.fitted.last())
+        own = self.task.metric(logits[~self.fit], self.scored.last()).mean().item()
         loss = self.task.metric(calibration(logits[~self.fit]), self.scored.last()).mean().item()
-        return Discretized(dict(kept), loss, loss <= self.target, calibration)
+        if self.ablation == "stochastic" and loss <= self.target:
+            loss = max(loss, self.partial(kept, calibration))
+        return Discretized(dict(kept), loss, own, loss <= self.target, calibration)
+
+    @torch.no_grad()
+    def partial(self, kept: Kept, calibration: Calibration) -> float:
+        """The loss with half of the nodes outside the circuit running, the same half for both rows of a pair."""
+        logits = partial_logits(self.model, self.scored, kept, self.means, seed=self.seed)
+        return self.task.metric(calibration(logits), self.scored.last()).mean().item()
 
     def ablated(self, kept: Kept) -> float:
         """The task's loss, on the second half, of the model without the circuit."""
@@ -83,15 +122,19 @@ class Probe:
 
 
 def top_nodes(scores: Mapping[str, Tensor], k: int) -> dict[str, Tensor]:
-    """Bool masks of the `k` nodes of highest score over all sites; of equal ones the first."""
+    """Bool masks (width,) of the `k` nodes of highest score over all sites; of equal ones the first."""
     flat = torch.cat(list(scores.values()))
     mask = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     mask[flat.argsort(descending=True, stable=True)[:k]] = True
     return dict(zip(scores, mask.split([len(s) for s in scores.values()]), strict=True))
 
 
-def discretize(scores: Mapping[str, Tensor], probe: Probe, scan: int = 8) -> Discretized:
+def discretize(
+    scores: Mapping[str, Tensor], probe: Probe, scan: int = 8, *, start: int | None = None
+) -> Discretized:
     """The smallest verified number of top nodes whose calibrated loss meets the probe's target.
+
+    The search begins at `start` nodes, or where scores are masks' parameters at the positive ones.
 
     If nothing up to the whole model does, the one of least loss is returned, with `reached=False`.
     """
@@ -104,7 +147,7 @@ def discretize(scores: Mapping[str, Tensor], probe: Probe, scan: int = 8) -> Dis
         return seen[k].reached
 
     # Start near what training kept, where the ranking means most; double until the target is met.
-    low, high = 0, max(1, int(sum((s > 0).sum() for s in scores.values())))
+    low, high = 0, min(total, max(1, start or int(sum((s > 0).sum() for s in scores.values()))))
     while not reached(high) and high < total:
         low, high = high, min(2 * high, total)
     while high - low > 1:

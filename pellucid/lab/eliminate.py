@@ -15,7 +15,8 @@ from torch import Tensor
 from pellucid.core.taps import Mask
 from pellucid.core.transformer import Transformer
 from pellucid.lab.ablate import Kept, last_logits
-from pellucid.lab.discretize import Calibration, Discretized, Probe
+from pellucid.lab.discretize import Calibration, Discretized, Probe, circuit_logits
+from pellucid.lab.extract import can_extract
 from pellucid.tasks.task import Batch, Task
 
 AT_ONCE = 16
@@ -105,6 +106,11 @@ def removal_losses(
     strata: Sequence[Batch],
 ) -> Tensor:
     """The circuit's loss without each of `candidates` alone (candidates,), its logits recalibrated as they are."""
+    if can_extract(model.config, means):
+        each = [
+            extracted_loss(model, task, means, without(kept, [c]), calibration, strata) for c in candidates
+        ]
+        return torch.tensor(each, device=model.device)
     losses = [torch.zeros(0, device=model.device)]
     for start in range(0, len(candidates), AT_ONCE):
         some = candidates[start : start + AT_ONCE]
@@ -119,3 +125,19 @@ def removal_losses(
             total += task.metric(calibration(logits), many.last()).view(len(some), -1).mean(1)
         losses.append(total / len(strata))
     return torch.cat(losses)
+
+
+def extracted_loss(
+    model: Transformer,
+    task: Task,
+    means: Mapping[str, Tensor],
+    kept: Kept,
+    calibration: Calibration,
+    strata: Sequence[Batch],
+) -> float:
+    """The mean over `strata` of a circuit's loss."""
+    losses = [
+        task.metric(calibration(circuit_logits(model, batch, kept, means)), batch.last()).mean()
+        for batch in strata
+    ]
+    return torch.stack(losses).mean().item()

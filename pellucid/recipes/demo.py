@@ -12,11 +12,11 @@ from rich.table import Table
 
 from pellucid.core.checkpoint import content_hash, load_metadata, load_model, save_model
 from pellucid.core.files import write_atomic
-from pellucid.lab.prune import PruneConfig
+from pellucid.lab.config import PruneConfig
 from pellucid.recipes.recipe import Prepared, Recipe, prepare_data, run
 from pellucid.recipes.registry import demo_dense, demo_sparse
 from pellucid.recipes.workbench import Workbench
-from pellucid.sparse.projection import Projection
+from pellucid.sparse.projection import Projection, SparsityConfig
 from pellucid.training.loop import evaluate
 from pellucid.training.progress import StepProgress, console, results
 from pellucid.viewer.compare import compare
@@ -97,7 +97,7 @@ def prepare(recipe: Recipe) -> Prepared:
 def magnitude_prune(source: Path, out: Path, sparse: Recipe, prepared: Prepared, device: str) -> None:
     """The model in `source` with all but its largest weights zeroed, as few as `sparse` keeps, untrained, in `out`."""
     model, metadata = load_model(source, device=device), load_metadata(source)
-    assert sparse.sparsity is not None
+    assert isinstance(sparse.sparsity, SparsityConfig)
     Projection(model, sparse.sparsity).apply(progress=1.0)
     try:
         if content_hash(load_model(out, device=device)) == content_hash(model):

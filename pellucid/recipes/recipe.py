@@ -7,15 +7,18 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from pellucid.core.checkpoint import content_hash, load_model, load_tokenizer
 from pellucid.core.config import ModelConfig
 from pellucid.core.transformer import Transformer, pick_device
 from pellucid.data.corpora import documents
 from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard
 from pellucid.data.tokenizer import train_tokenizer
+from pellucid.sparse.hard_concrete import HardConcrete, HardConcreteConfig
 from pellucid.sparse.projection import Projection, SparsityConfig
 from pellucid.training import distributed
 from pellucid.training.config import TrainConfig
+from pellucid.training.constraint import Constraint
 from pellucid.training.loop import Trained, train
 
 
@@ -58,7 +61,10 @@ class Recipe:
     data: DataConfig
     model: ModelConfig
     train: TrainConfig
-    sparsity: SparsityConfig | None = None
+    sparsity: SparsityConfig | HardConcreteConfig | None = None
+    """How weights become few; None is a dense model."""
+    start: str | None = None
+    """A run of the same model and tokens, whose weights training starts from; None is random ones."""
 
     def __post_init__(self):
         if self.data.vocab_size > self.model.vocab_size:
@@ -135,17 +141,42 @@ def run(
             with distributed.first():
                 prepared = prepare_data(recipe)
         model = Transformer(recipe.model, seed=recipe.train.seed, device=device)
+        made_from = {"tokens": prepared.train.meta["blake2b"]}
+        if recipe.start is not None:
+            made_from["start"] = start_from(recipe.start, model, prepared.tokenizer)
         return train(
             model,
             recipe.train,
             prepared.train.tokens,
             out,
-            constraint=Projection(model, recipe.sparsity) if recipe.sparsity else None,
+            constraint=make_constraint(model, recipe),
             validation={name: shard.tokens for name, shard in prepared.validation.items()},
             tokenizer=prepared.tokenizer,
             recipe=asdict(recipe),
-            made_from={"tokens": prepared.train.meta["blake2b"]},
+            made_from=made_from,
             resume=resume,
             tensorboard=tensorboard,
             label=recipe.name,
         )
+
+
+def make_constraint(model: Transformer, recipe: Recipe) -> Constraint:
+    """What keeps the model's weights few."""
+    if recipe.sparsity is None:
+        return Constraint()
+    if isinstance(recipe.sparsity, HardConcreteConfig):
+        return HardConcrete(model, recipe.sparsity, seed=recipe.train.seed)
+    return Projection(model, recipe.sparsity)
+
+
+def start_from(path: str | Path, model: Transformer, tokenizer: Tokenizer) -> str:
+    """Put the weights of the run at `path` into `model`; returns their hash. `ValueError` if it is of another kind."""
+    source = load_model(path, device=model.device)
+    if source.config != model.config:
+        a, b = asdict(source.config), asdict(model.config)
+        different = ", ".join(f"{key} ({a[key]} there)" for key in a if a[key] != b[key])
+        raise ValueError(f"training cannot start from {path}: its model differs in {different}")
+    if load_tokenizer(path).to_str() != tokenizer.to_str():
+        raise ValueError(f"training cannot start from {path}: its tokenizer is another")
+    model.load_state_dict(source.state_dict())
+    return content_hash(source)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pellucid.core.config import ActivationSparsity, ModelConfig, uniform
 from pellucid.core.errors import unknown
+from pellucid.recipes.ablations import makers
 from pellucid.recipes.recipe import CorpusConfig, DataConfig, Recipe
 from pellucid.sparse.projection import SparsityConfig
 from pellucid.training.config import TrainConfig
@@ -78,6 +79,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo-sparse": demo_sparse,
     "demo-dense": demo_dense,
     "seed-sparse": seed_sparse,
+    **makers(),
 }
 
 

@@ -16,7 +16,8 @@ from pellucid.core.transformer import Transformer
 from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard
 from pellucid.lab.means import stored_means
-from pellucid.lab.prune import PruneConfig, prune
+from pellucid.lab.config import PruneConfig
+from pellucid.lab.prune import prune
 from pellucid.recipes.recipe import Recipe
 from pellucid.recipes.view import Subject, model_view
 from pellucid.tasks import make_task

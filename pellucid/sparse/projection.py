@@ -3,7 +3,7 @@
 Weight-sparse transformers, section 2.1 and A.2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.kernels.top_mask import top_mask
+from pellucid.training.constraint import Constraint
 
 # Parameters whose rows or columns are neurons or attention channels: the axis that holds one unit's weights.
 UNIT_AXIS = {"attn.qkv.weight": 1, "attn.proj.weight": 0, "mlp.fc.weight": 1, "mlp.proj.weight": 0}
+
+DENSE = ("bigram", "*.sink", "*norm*", "wpe.*")
+"""Parameters (patterns of names) that stay dense, where nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,11 @@ class SparsityConfig:
     alive: int = 4
     """The least number of nonzeros of a neuron or attention channel, where the budget allows it."""
 
+    every: int = 1
+    """Steps from one choice of the weights that stay to the next; in between, weights that are zero stay zero. More
+    than 1 spreads the cost of the choice over steps, as in RigL (Evci et al. 2021), but new weights enter by Adam's
+    momentum (appendix B)."""
+
     sharkfin: bool = True
     """Whether the learning rate is multiplied by sqrt(fraction / current fraction) (Figure 11)."""
 
@@ -42,7 +51,7 @@ class SparsityConfig:
     """Whether embeddings and biases stay dense until halfway through annealing and then drop to `fraction` at once: a
     bug of the seed's, which it kept (Figure 21)."""
 
-    dense: tuple[str, ...] = ("bigram", "*.sink", "*norm*", "wpe.*")
+    dense: tuple[str, ...] = DENSE
     """Parameters (patterns of names) that stay dense."""
 
     def __post_init__(self):
@@ -57,6 +66,8 @@ class SparsityConfig:
             raise ValueError(f"anneal_power must be positive, got {self.anneal_power}")
         if self.alive < 0:
             raise ValueError(f"alive must be 0 or more, got {self.alive}")
+        if self.every < 1:
+            raise ValueError(f"every must be 1 or more, got {self.every}")
 
     def of(self, name: str, progress: float) -> float:
         """The fraction of the parameter `name` at a `progress` of training."""
@@ -80,36 +91,53 @@ def unit_axis(name: str) -> int | None:
     return next((axis for suffix, axis in UNIT_AXIS.items() if name.endswith(suffix)), None)
 
 
-class Projection:
+def constrained(model: nn.Module, dense: Sequence[str]) -> dict[str, nn.Parameter]:
+    """The parameters of `model` whose names match none of the patterns in `dense`; a `ValueError` if all do."""
+    found = {n: p for n, p in model.named_parameters() if not any(fnmatch(n, pattern) for pattern in dense)}
+    if not found:
+        raise ValueError(f"nothing is left to make sparse: all parameters match dense = {tuple(dense)}")
+    return found
+
+
+class Projection(Constraint):
     """Keeps a model's weights on the L0 constraint; what the training loop calls after each optimiser step."""
 
     def __init__(self, model: nn.Module, config: SparsityConfig):
-        self.config = config
-        self.parameters = {
-            name: p
-            for name, p in model.named_parameters()
-            if not any(fnmatch(name, pattern) for pattern in config.dense)
-        }
+        self.config, self.parameters = config, constrained(model, config.dense)
+        self.hold = False
         self.begin()
 
     def begin(self) -> None:
         """Note which weights are nonzero now: what `churn` counts from."""
-        self.masks = {name: p.detach() != 0 for name, p in self.parameters.items()}
-        self.before = self.masks
+        self.masks = self.nonzeros()
+        self.previous = self.masks
+
+    def nonzeros(self) -> dict[str, Tensor]:
+        """Where each constrained parameter is not zero."""
+        return {name: p.detach() != 0 for name, p in self.parameters.items()}
 
     def lr_factor(self, progress: float) -> float:
         """What the learning rate is multiplied by."""
         return (self.config.fraction / self.config.at(progress)) ** 0.5 if self.config.sharkfin else 1.0
 
+    def before(self, step: int) -> None:
+        """Note which weights are nonzero, if they are to be the same after this step."""
+        self.hold = (step + 1) % self.config.every != 0
+        if self.hold:
+            self.held = self.nonzeros()
+
     @torch.no_grad()
     def apply(self, progress: float) -> None:
-        """Zero all but the largest weights of every constrained parameter."""
+        """Zero all but the largest weights of every constrained parameter, or those that are held at zero."""
         if self.config.at(progress) >= 1:
             return
-        self.before, self.masks = self.masks, {}
+        self.previous, self.masks = self.masks, {}
         for name, p in self.parameters.items():
-            k = round(self.config.of(name, progress) * p.numel())
-            self.masks[name] = top_mask(p, k, alive=self.config.alive, axis=unit_axis(name))
+            if self.hold and progress < 1:
+                self.masks[name] = self.held[name]
+            else:
+                k = round(self.config.of(name, progress) * p.numel())
+                self.masks[name] = top_mask(p, k, alive=self.config.alive, axis=unit_axis(name))
             p.mul_(self.masks[name])
 
     def metrics(self) -> dict[str, float]:
@@ -122,7 +150,7 @@ class Projection:
 
     def churn(self) -> float:
         """The share of kept weights that were zero before the last step."""
-        revived = sum(int((mask & ~self.before[name]).sum()) for name, mask in self.masks.items())
+        revived = sum(int((mask & ~self.previous[name]).sum()) for name, mask in self.masks.items())
         return revived / sum(int(mask.sum()) for mask in self.masks.values())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -20,6 +20,7 @@ from pellucid.core.transformer import Transformer
 from pellucid.data.batches import TokenBatches
 from pellucid.training import distributed
 from pellucid.training.config import TrainConfig
+from pellucid.training.constraint import Constraint
 from pellucid.training.log import RunLog
 from pellucid.training.objective import Objective
 from pellucid.training.optim import kurtosis, make_optimizer, scale_gradients
@@ -27,21 +28,6 @@ from pellucid.training.precision import autocast, matmul_precision
 from pellucid.training.progress import StepProgress
 from pellucid.training.schedules import warmup_decay
 from pellucid.training.state import load_state, pack_state
-
-
-class Constraint(Protocol):
-    """What a family adds to training: a learning-rate factor, and a projection after each step.
-
-    `begin` is called once, when the weights that training starts or resumes from are in place.
-    """
-
-    def begin(self) -> None: ...
-
-    def lr_factor(self, progress: float) -> float: ...
-
-    def apply(self, progress: float) -> None: ...
-
-    def metrics(self) -> dict[str, float]: ...
 
 
 class Interrupted(Exception):
@@ -62,8 +48,9 @@ class Step:
     """One optimiser step: forward, backward, gradient rule, AdamW, constraint."""
 
     def __init__(self, model: Transformer, config: TrainConfig, constraint: Constraint | None = None):
-        self.model, self.config, self.constraint = model, config, constraint
-        self.optimizer = make_optimizer(model, config)
+        self.config, self.constraint = config, constraint or Constraint()
+        self.trained = self.constraint.trained(model)
+        self.optimizer = make_optimizer(self.trained.values(), config)
         objective: nn.Module = distributed.wrap(Objective(model))
         self.objective = torch.compile(objective) if config.compile else objective
 
@@ -71,20 +58,21 @@ class Step:
         """Peak times schedule times the constraint's factor."""
         c = self.config
         lr = c.lr * warmup_decay(step, c.steps, warmup=c.warmup, final=c.final_lr)
-        return lr * (self.constraint.lr_factor((step + 1) / c.steps) if self.constraint else 1.0)
+        return lr * self.constraint.lr_factor((step + 1) / c.steps)
 
     def __call__(self, step: int, windows: Tensor) -> tuple[Tensor, Tensor]:
         """Train on token windows (b, t + 1); returns (cross-entropy, gradient RMS before it was scaled)."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
+        self.constraint.before(step)
         with autocast(self.config.precision, windows.device):
             loss, nll = self.objective(windows)
         loss.backward()
-        rms = scale_gradients(self.model.parameters(), self.config)
+        self.constraint.backward()
+        rms = scale_gradients(self.trained.values(), self.config)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.constraint is not None:
-            self.constraint.apply((step + 1) / self.config.steps)
+        self.constraint.apply((step + 1) / self.config.steps)
         return nll.detach(), rms
 
 
@@ -118,9 +106,8 @@ def train(
         start, seconds = begin(model, out, description, resume)
         step = Step(model, config, constraint)
         if start:
-            load_state(find_checkpoint(out), model, step.optimizer)
-        if constraint is not None:
-            constraint.begin()
+            load_state(find_checkpoint(out), step.trained, step.optimizer)
+        step.constraint.begin()
         batches = TokenBatches(
             data,
             config.batch_size,
@@ -138,7 +125,7 @@ def train(
                         "seconds": seconds, "validation": losses}  # fmt: skip
             if distributed.rank() == 0:
                 save_model(model, out / "checkpoint", tokenizer=tokenizer, metadata=metadata,
-                           extra=pack_state(model, step.optimizer))  # fmt: skip
+                           extra=pack_state(model, step.trained, step.optimizer))  # fmt: skip
             distributed.barrier()
 
         with (
@@ -157,7 +144,7 @@ def train(
                     log.write(done, tokens=done * tokens_a_step, loss=loss, lr=step.learning_rate(number),
                               gradient_rms=rms.item(), tokens_per_second=round(rate),
                               **({"clipped": int(rms > 1)} if config.gradient == "clip" else {}),
-                              **(constraint.metrics() if constraint else {}))  # fmt: skip
+                              **step.constraint.metrics())  # fmt: skip
                     bar.show(loss=loss)
                 bar.advance(tokens_a_step)
                 if validation and (last or (config.validate_every and done % config.validate_every == 0)):

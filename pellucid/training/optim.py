@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from pellucid.training.config import TrainConfig
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices and none on vectors."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in parameters if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},

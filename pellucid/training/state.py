@@ -1,5 +1,7 @@
-"""What a run needs beside the weights to go on bit for bit: Adam's moments. The data's order follows from the step."""
+"""What a run needs beside the model's weights to go on bit for bit: Adam's moments, and the values of what is trained
+where that is not the model's own parameters. The data's order follows from the step."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,24 +11,30 @@ from torch import nn
 from pellucid.core.checkpoint import read_file
 
 FILE = "train_state/optimizer.safetensors"
+VALUE = "value"
 
 
-def pack_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
-    """The optimiser's state as files of a checkpoint."""
-    tensors = {
-        f"{name}@{key}": value.detach().cpu().contiguous()
-        for name, p in model.named_parameters()
-        for key, value in optimizer.state.get(p, {}).items()
-    }
+def pack_state(
+    model: nn.Module, trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, bytes]:
+    """The state of what is trained as files of a checkpoint that holds `model`."""
+    own = {id(p) for p in model.parameters()}
+    tensors = {}
+    for name, p in trained.items():
+        state = {**optimizer.state.get(p, {}), **({} if id(p) in own else {VALUE: p})}
+        tensors |= {f"{name}@{key}": value.detach().cpu().contiguous() for key, value in state.items()}
     return {FILE: save(tensors)}
 
 
-def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put the state in the checkpoint at `path` back into `optimizer`. A damaged file is a `ValueError` that names it."""
+@torch.no_grad()
+def load_state(path: Path, trained: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+    """Put the state in the checkpoint at `path` back. A damaged file is a `ValueError` that names it."""
     file = path / FILE
     tensors = load(read_file(path, FILE))
-    for name, p in model.named_parameters():
-        state = {k.split("@")[1]: v for k, v in tensors.items() if k.split("@")[0] == name}
+    for name, p in trained.items():
+        state = {k.split("@")[1]: v.to(p.device) for k, v in tensors.items() if k.split("@")[0] == name}
         if p.requires_grad and not state:
             raise ValueError(f"{file} has no state for {name}")
-        optimizer.state[p] = {k: v.to(p.device) for k, v in state.items()}
+        if VALUE in state:
+            p.copy_(state.pop(VALUE))
+        optimizer.state[p] = state

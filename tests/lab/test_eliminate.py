@@ -8,7 +8,7 @@ from pellucid.core.sites import node_sites
 from pellucid.lab.discretize import Probe
 from pellucid.lab.eliminate import eliminate, least_attributed, removal_losses, without
 from pellucid.lab.means import node_means
-from pellucid.lab.prune import by_length, shares
+from pellucid.lab.rank import by_length, shares
 from tests.lab.toy import CIRCUIT, ToyTask, toy_model
 
 TEXT = np.random.default_rng(0).integers(0, 12, 4000).astype(np.uint16)

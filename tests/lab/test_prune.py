@@ -11,10 +11,13 @@ from pellucid.core.checkpoint import content_hash, save_model
 from pellucid.core.circuit import channel_circuit, count_edges, kept_masks, matrices
 from pellucid.core.sites import node_sites
 from pellucid.lab.ablate import keep_only, last_logits, random_others, remove, task_loss
+from pellucid.lab.config import PruneConfig
 from pellucid.lab.discretize import Probe, calibrate, discretize, top_nodes
 from pellucid.lab.examples import extreme_examples, record_nodes
+from pellucid.lab.gates import Heaviside
 from pellucid.lab.means import node_means, stored_means
-from pellucid.lab.prune import Heaviside, PruneConfig, learn_masks, prune
+from pellucid.lab.prune import prune
+from pellucid.lab.rank import learn_masks
 from tests.core.strategies import scrambled
 from tests.lab.toy import CIRCUIT, EDGES, ToyTask, toy_model
 
@@ -179,8 +182,8 @@ def test_top_nodes_breaks_ties_in_order():
 def test_calibration_undoes_a_wrong_scale_and_shift(model):
     task, batch = ToyTask(), ToyTask().pairs(64, seed=3)
     logits = last_logits(model, batch).detach()
-    spoilt = 0.05 * logits
-    spoilt[..., 2] += 3.0
+    spoilt = logits / 3
+    spoilt[..., 2] += 5.0
     before = task.metric(spoilt, batch.last()).mean().item()
     fitted = task.metric(calibrate(task, spoilt, batch.last())(spoilt), batch.last()).mean().item()
     assert before > 1

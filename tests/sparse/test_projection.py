@@ -1,5 +1,6 @@
 """The L0 constraint: exact counts, the largest magnitudes, live units, and the schedule."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from pellucid import ModelConfig, Transformer, uniform
 from pellucid.kernels.top_mask import top_mask, top_mask_reference
 from pellucid.sparse.projection import Projection, SparsityConfig, dead_fraction, unit_axis
+from pellucid.training.config import TrainConfig
+from pellucid.training.loop import train
 
 MODEL = ModelConfig(vocab_size=40, d_model=24, n_ctx=8, layers=uniform(2, 3, 4, 20), bigram=True, sink=True)
 
@@ -154,6 +157,45 @@ def test_churn_is_the_share_of_kept_weights_that_were_zero_before():
     assert projection.metrics()["churn"] == pytest.approx(n / len(kept))
 
 
+def test_between_choices_zeros_stay_zero_and_the_last_step_chooses():
+    model = Transformer(MODEL, device="cpu")
+    projection = Projection(model, SparsityConfig(fraction=0.2, anneal_start=0.0, anneal_end=0.8, every=3))
+    shake = torch.Generator().manual_seed(0)
+    steps, held = 11, []
+    for step in range(steps):
+        projection.before(step)
+        before = {name: p.detach() != 0 for name, p in projection.parameters.items()}
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape, generator=shake))
+        projection.apply((step + 1) / steps)
+        after = {name: p.detach() != 0 for name, p in projection.parameters.items()}
+        same = all(torch.equal(before[name], after[name]) for name in before)
+        held.append(same)
+        if not same:
+            k = {n: round(projection.config.at((step + 1) / steps) * p.numel()) for n, p in after.items()}
+            assert {name: int(mask.sum()) for name, mask in after.items()} == k
+            assert projection.churn() > 0 or step == 2
+        else:
+            assert projection.churn() == 0
+    assert [step for step in range(steps) if not held[step]] == [2, 5, 8, 10]
+
+
+def test_pruning_at_the_end_alone_is_magnitude_pruning_of_what_training_without_a_constraint_gives(tmp_path):
+    """The one difference that a sharkfin would make, the learning rate, left out."""
+    config = TrainConfig(steps=8, batch_size=2, seq_len=6, lr=1e-2)
+    tokens = np.random.default_rng(0).integers(0, 40, 500)
+    ends = {}
+    at_end = SparsityConfig(fraction=0.1, anneal_start=1.0, anneal_end=1.0, sharkfin=False)
+    for name, sparsity in (("dense", None), ("pruned", at_end)):
+        model = Transformer(MODEL, device="cpu")
+        train(model, config, tokens, tmp_path / name, constraint=sparsity and Projection(model, sparsity))
+        ends[name] = model
+    Projection(ends["dense"], SparsityConfig(fraction=0.1)).apply(1.0)
+    for a, b in zip(ends["dense"].parameters(), ends["pruned"].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -161,6 +203,7 @@ def test_churn_is_the_share_of_kept_weights_that_were_zero_before():
         ({"fraction": 0.1, "anneal_end": 0.0}, "need 0 <= anneal_start <= anneal_end"),
         ({"fraction": 0.1, "alive": -1}, "alive must be 0 or more, got -1"),
         ({"fraction": 0.1, "anneal_power": 0}, "anneal_power must be positive"),
+        ({"fraction": 0.1, "every": 0}, "every must be 1 or more, got 0"),
     ],
 )
 def test_bad_settings_are_named(fields, message):

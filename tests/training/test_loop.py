@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from pellucid import ActivationSparsity, ModelConfig, Transformer, load_model, uniform
 from pellucid.sparse.projection import Projection, SparsityConfig
 from pellucid.training.config import TrainConfig
+from pellucid.training.constraint import Constraint
 from pellucid.training.log import read_log
 from pellucid.training.loop import Interrupted, Step, evaluate, train
 from pellucid.training.objective import Objective
@@ -30,9 +31,9 @@ SPARSITY = SparsityConfig(fraction=0.2)
 TOKENS = ((np.arange(2000) * 3 + np.random.default_rng(0).integers(0, 2, 2000)) % 16).astype(np.uint16)
 
 
-def go(out, *, sparse=True, config=CONFIG, **options):
+def go(out, *, sparse=True, config=CONFIG, sparsity=SPARSITY, **options):
     model = Transformer(MODEL, seed=config.seed, device="cpu")
-    constraint = Projection(model, SPARSITY) if sparse else None
+    constraint = Projection(model, sparsity) if sparse else None
     return train(model, config, TOKENS, out, constraint=constraint, validation={"same": TOKENS}, **options)
 
 
@@ -55,22 +56,26 @@ def test_training_lowers_the_loss_and_leaves_a_checkpoint_a_log_and_the_exact_nu
     assert {"validation/same", "kurtosis"} <= lines[-1].keys()
 
 
-@pytest.mark.parametrize("sparse", [True, False])
+@pytest.mark.parametrize(("sparse", "every"), [(False, 1), (True, 1), (True, 3)])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, sparse, precision):
-    config = replace(CONFIG, precision=precision)
-    go(tmp_path / "whole", sparse=sparse, config=config)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, sparse, precision, every):
+    options = {
+        "sparse": sparse,
+        "config": replace(CONFIG, precision=precision),
+        "sparsity": replace(SPARSITY, every=every),
+    }
+    go(tmp_path / "whole", **options)
     for stop in (5, 9):
         with pytest.raises(Interrupted, match=f"stopped at step {stop} of 12"):
-            go(tmp_path / "parts", sparse=sparse, config=config, resume=True, stop_after=stop)
-    trained = go(tmp_path / "parts", sparse=sparse, config=config, resume=True)
+            go(tmp_path / "parts", **options, resume=True, stop_after=stop)
+    trained = go(tmp_path / "parts", **options, resume=True)
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     logs = [read_log(tmp_path / d / "log.jsonl") for d in ("whole", "parts")]
     for line in (*logs[0], *logs[1]):
         line.pop("tokens_per_second", None)
     assert logs[0] == logs[1]
-    again = go(tmp_path / "parts", sparse=sparse, config=config, resume=True)
+    again = go(tmp_path / "parts", **options, resume=True)
     assert again.validation == trained.validation  # a finished run is not trained further
     assert all(torch.equal(p, parts[name]) for name, p in again.model.state_dict().items())
 
@@ -98,21 +103,12 @@ def test_an_interrupt_signal_writes_a_checkpoint_that_can_be_resumed(tmp_path):
     config = replace(CONFIG, steps=6)
     model = Transformer(MODEL, seed=3, device="cpu")
 
-    class Interrupting:
-        """Stands in for a constraint, to press Ctrl-C in the middle of the third step."""
-
-        def begin(self):
-            pass
-
-        def lr_factor(self, progress):
-            return 1.0
+    class Interrupting(Constraint):
+        """Presses Ctrl-C in the middle of the third step."""
 
         def apply(self, progress):
             if round(progress * 6) == 3:
                 os.kill(os.getpid(), signal.SIGINT)
-
-        def metrics(self):
-            return {}
 
     with pytest.raises(Interrupted, match="stopped at step 3 of 6"):
         train(model, config, TOKENS, tmp_path, constraint=Interrupting())
