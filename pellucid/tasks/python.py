@@ -1,7 +1,6 @@
 """The twenty next-token questions about Python (Table 1 of the weight-sparse paper), in the idioms of tiny-python.
 
-The prompts of a pair are as long as each other. Where one needs fewer tokens, a line before it sets a variable to an
-integer with more digits.
+The prompts of a pair are as long as each other. Where one needs fewer tokens, a list before it has more numbers.
 """
 
 from random import Random
@@ -13,7 +12,8 @@ from pellucid.tasks.pairs import Question
 CALLS = ("print(", "$f(", "$x = $f(", "$x.append(")
 PLAIN_LINES = ("print($z)", "$g($z)", "$w = $g($z)", "$w = $n", "$z += $n", "$w = [$two]")
 LOOPS_IN = ("", "", "def $f($y, $z):\n    ", "for $y in $z:\n    ", "if $y:\n    ")
-FIXED = "total"
+DIGITS = "123456789"
+FIXED = "item"
 
 Draw = tuple[str, str]
 
@@ -24,14 +24,16 @@ def _before(rng: Random, split: str) -> str:
     return "".join([fill(pick(rng, PLAIN_LINES), rng, split) + "\n" for _ in range(n_lines)])
 
 
-def _short_and_long(rng: Random, split: str, digits: int) -> Draw:
-    """The same lines twice, but for integers: the second time they have so many digits more in all."""
-    short = long = _before(rng, split)
-    for _ in range(digits):
-        name, first, second = identifier(rng, split), pick(rng, "123456789"), pick(rng, "0123456789")
-        short += f"{name} = {first}\n"
-        long += f"{name} = {first}{second}\n"
-    return short, long
+def _short_and_long(rng: Random, split: str, tokens: int) -> Draw:
+    """The same lines twice, the last of them a list: the second time it takes so many tokens more.
+
+    Two tokens are a number more; an odd one is a second digit.
+    """
+    head, numbers = _before(rng, split) + fill("$w = ", rng, split), [pick(rng, DIGITS) for _ in range(2)]
+    long = [*numbers, *(pick(rng, DIGITS) for _ in range(tokens // 2))]
+    if tokens % 2:
+        long[-1] += pick(rng, DIGITS)
+    return f"{head}[{', '.join(numbers)}]\n", f"{head}[{', '.join(long)}]\n"
 
 
 def _names(rng: Random, split: str, n: int) -> list[str]:
@@ -50,13 +52,12 @@ def _quotes(rng: Random, split: str) -> Draw:
 
 
 def _final_kwarg(rng: Random, split: str) -> Draw:
-    """One keyword argument for each two arguments without a default: they take as many tokens."""
-    head = _before(rng, split) + fill("def $f(", rng, split)
-    n = pick(rng, (1, 1, 2))
-    names = _names(rng, split, 2 * n + 1)
-    keywords = "".join([f"{name}=None, " for name in names[:n]])
+    n = pick(rng, (2, 2, 3))
+    short, long = _short_and_long(rng, split, 2 * n)
+    head, *names = fill("def $f(", rng, split), *_names(rng, split, n + 1)
+    keywords = "".join([f"{name}=None, " for name in names[:-1]])
     plain = "".join([f"{name}, " for name in names[:-1]])
-    return f"{head}{keywords}{names[-1]}", f"{head}{plain}{names[-1]}"
+    return f"{short}{head}{keywords}{names[-1]}", f"{long}{head}{plain}{names[-1]}"
 
 
 def _set_or_string(rng: Random, split: str, name: str | None = None) -> Draw:
@@ -83,7 +84,7 @@ def _class_init(rng: Random, split: str) -> Draw:
 
 
 def _with_as(rng: Random, split: str) -> Draw:
-    short, long = _short_and_long(rng, split, 1)
+    short, long = _short_and_long(rng, split, pick(rng, (1, 2, 3)))
     opened = fill(pick(rng, ('open("$file", "r")', 'open($source, "r")', 'open($target, "w")')), rng, split)
     return f"{long}with {opened}", f"{short}{identifier(rng, split)} = {opened}"
 
@@ -153,7 +154,7 @@ def _indent_for(rng: Random, split: str) -> Draw:
 
 
 def _lambda_or_function(rng: Random, split: str) -> Draw:
-    short, long = _short_and_long(rng, split, 2)
+    short, long = _short_and_long(rng, split, pick(rng, (2, 3, 4)))
     return short + fill("$x = lambda $y", rng, split), long + fill("def $f", rng, split)
 
 
@@ -164,7 +165,7 @@ def _if_equals(rng: Random, split: str) -> Draw:
 
 
 def _enumerate_or_range(rng: Random, split: str) -> Draw:
-    short, long = _short_and_long(rng, split, 2)
+    short, long = _short_and_long(rng, split, pick(rng, (2, 3, 4)))
     counter = pick(rng, "ijk")
     return f"{short}for {counter}, {identifier(rng, split)} in", f"{long}for {counter} in"
 
