@@ -1,4 +1,4 @@
-"""The command line: `pellucid train | prune | tasks | report | demo | programs | compile`."""
+"""The command line: `pellucid train | prune | tune | tasks | report | demo | programs | compile`."""
 
 import shlex
 import sys
@@ -11,15 +11,18 @@ import tyro
 from rich.markup import escape
 from rich.table import Table
 
+from pellucid.core.circuit import Circuit
 from pellucid.core.errors import unknown
 from pellucid.lab.ablate import last_logits
 from pellucid.lab.config import PruneConfig
+from pellucid.lab.controls import loss_at
 from pellucid.recipes.demo import demo, show
 from pellucid.recipes.recipe import Recipe, run
 from pellucid.recipes.registry import RECIPES, get_recipe
+from pellucid.recipes.tune import tune
 from pellucid.recipes.workbench import Workbench, load_view
 from pellucid.tasks import TASKS
-from pellucid.tasks.task import accuracy
+from pellucid.tasks.task import Task, accuracy
 from pellucid.training.loop import Interrupted
 from pellucid.training.progress import StepProgress, console, results
 from pellucid.viewer.compare import compare
@@ -70,6 +73,9 @@ class Prune:
     seed: int = 0
     """Of the search and of the task's examples."""
 
+    controls: bool = False
+    """Search a shuffled and a nonsense version of the task and an untrained model too: four times the work."""
+
     device: str = "auto"
     """auto, cpu, cuda, ..."""
 
@@ -78,17 +84,77 @@ class Prune:
         task = bench.task(self.task)
         with StepProgress(f"prune {self.task}", self.search.steps) as bar:
             circuit = bench.prune(task, self.search, seed=self.seed, progress=bar.step)
-        view = bench.view(self.checkpoint.name, task, circuit)
-        show(
-            compare(
-                [view],
-                task=self.task,
-                title=f"{self.task} in {self.checkpoint}",
-                summary=[view.note or ""],
-                reproduce=[],
+        show_circuit(bench, task, circuit)
+        if self.controls:
+            with StepProgress("controls", 3 * self.search.steps) as bar:
+                found = bench.controls(task, self.search, seed=self.seed, progress=bar.step)
+            edges = int(circuit.metrics["edges"] or 0)
+            table = Table(
+                "control", f"least loss at {edges} edges or fewer (the task: {self.search.target:g})"
             )
+            for name, points in found.items():
+                table.add_row(name, f"{loss_at(points, edges):.3f}")
+            results.print(table)
+        print(bench.path / "circuits" / self.task / "circuit.json")
+
+
+@dataclass
+class Tune:
+    """Prune for a task with many settings of the search, and keep the smallest circuit. A stopped one goes on."""
+
+    checkpoint: tyro.conf.Positional[Path]
+    """Directory of a run."""
+
+    task: str
+    """Which task: see `pellucid tasks`."""
+
+    trials: int = 32
+    """How many settings are tried, with those that were before."""
+
+    jobs: int = 1
+    """How many are tried at once, each in a process of its own."""
+
+    storage: str | None = None
+    """Where the study lies, for several processes or machines: a file on a shared disk, or the URL of a database."""
+
+    search: PruneConfig = field(default_factory=PruneConfig)
+    """The search that is tried first, in the middle of the others."""
+
+    seed: int = 0
+    """Of the settings, the searches and the task's examples."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    def __call__(self) -> None:
+        circuit = tune(
+            self.checkpoint,
+            self.task,
+            config=self.search,
+            trials=self.trials,
+            jobs=self.jobs,
+            storage=self.storage,
+            seed=self.seed,
+            device=self.device,
         )
-        print(f"{self.checkpoint / 'circuits' / self.task / 'circuit.json'}")
+        bench = Workbench.open(self.checkpoint, device=self.device)
+        show_circuit(bench, bench.task(self.task), circuit)
+        print(f"its search: {circuit.metrics['search']}")
+        print(bench.path / "circuits" / self.task / "circuit.json")
+
+
+def show_circuit(bench: Workbench, task: Task, circuit: Circuit) -> None:
+    """Print the numbers of a circuit that was found; its view is written beside it."""
+    view = bench.view(bench.path.name, task, circuit)
+    show(
+        compare(
+            [view],
+            task=task.name,
+            title=f"{task.name} in {bench.path}",
+            summary=[view.note or ""],
+            reproduce=[],
+        )
+    )
 
 
 @dataclass
@@ -225,6 +291,7 @@ class Compile:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "prune": Prune,
+    "tune": Tune,
     "tasks": Tasks,
     "report": Report,
     "demo": Demo,
@@ -236,6 +303,7 @@ Transformers whose mechanisms can be read.
 
   train RECIPE        train a model (recipes: {recipes})
   prune RUN           find the smallest circuit that does a task
+  tune RUN            find a smaller one, with many settings of the search
   tasks               list the tasks, or measure a model on them
   report RUN ...      draw pruned circuits as one HTML page
   demo                all of it, on a small model: about six minutes on two CPU cores

@@ -13,11 +13,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pellucid.core.config import ModelConfig, from_fields
+from pellucid.core.errors import unknown
 from pellucid.core.files import atomic_directory, settled
 from pellucid.core.transformer import Transformer, pick_device
 
 FORMAT = 1
 SPARSE_BELOW = 0.1
+HALVE_ABOVE = 65_536  # entries
+PREFIX = "pellucid:"
+BOX = Path(__file__).parent.parent / "box"
+"""The models that come with the package, called `pellucid:NAME`."""
 
 
 def save_model(
@@ -50,7 +55,7 @@ def save_model(
 
 
 def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Transformer:
-    """The model in the directory `path`, or in its `checkpoint/`.
+    """The model in the directory `path`, or in its `checkpoint/`; `pellucid:NAME` is one that comes with the package.
 
     Raises `ValueError`, naming the file, where something is missing, damaged or unknown.
     """
@@ -80,7 +85,12 @@ def load_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The checkpoint directory at `path` or at `path/checkpoint`."""
+    """The checkpoint directory at `path` or at `path/checkpoint`, or of a model in the box."""
+    if (name := boxed(path)) is not None:
+        known = sorted(place.name for place in BOX.iterdir() if place.is_dir())
+        if name not in known:
+            raise unknown("model", f"{PREFIX}{name}", [PREFIX + k for k in known])
+        return BOX / name
     path = Path(path)
     for place in (settled(path), settled(path / "checkpoint")):
         if (place / "config.json").exists():
@@ -88,6 +98,11 @@ def find_checkpoint(path: str | Path) -> Path:
     if path.suffix in (".pt", ".pth", ".bin", ".pkl", ".ckpt"):
         raise ValueError(f"{path} looks like a pickle, which is never read; expected a checkpoint directory")
     raise ValueError(f"no checkpoint at {path}: there is no {path / 'config.json'}")
+
+
+def boxed(path: str | Path) -> str | None:
+    """The name in `pellucid:NAME`, else None."""
+    return str(path).removeprefix(PREFIX) if str(path).startswith(PREFIX) else None
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -140,7 +155,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
-    """safetensors bytes; a matrix `x` under 10% dense becomes `x@indices`, `x@values` and `x@shape`."""
+    """safetensors bytes; a matrix `x` under 10% dense becomes `x@indices`, `x@values` and `x@shape`.
+
+    A large float32 tensor that bfloat16 holds exactly becomes `x@bfloat16`.
+    """
     out = {}
     for name, tensor in tensors.items():
         where = tensor.flatten().nonzero().squeeze(1)
@@ -148,6 +166,12 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
             out[f"{name}@indices"] = where.to(torch.int32 if tensor.numel() < 2**31 else torch.int64)
             out[f"{name}@values"] = tensor.flatten()[where]
             out[f"{name}@shape"] = torch.tensor(tensor.shape)
+        elif (
+            tensor.dtype == torch.float32
+            and tensor.numel() >= HALVE_ABOVE
+            and tensor.equal(tensor.bfloat16().float())
+        ):
+            out[f"{name}@bfloat16"] = tensor.bfloat16()
         else:
             out[name] = tensor
     return save(out)
@@ -162,6 +186,8 @@ def unpack(data: bytes) -> dict[str, Tensor]:
         flat = values.new_zeros(int(stored[f"{name}@shape"].prod()))
         flat[stored[f"{name}@indices"].long()] = values
         out[name] = flat.view(stored[f"{name}@shape"].tolist())
+    for name in [n.removesuffix("@bfloat16") for n in stored if n.endswith("@bfloat16")]:
+        out[name] = stored[f"{name}@bfloat16"].float()
     return out
 
 

@@ -11,6 +11,7 @@ STRATA = 4
 """Each step draws equally from so many lengths of prompt, so that short ones are not padded to the longest."""
 
 Method = Literal["learned", "hard_concrete", "attribution", "activation", "random"]
+Means = Literal["all", "position"]
 Ablation = Literal["mean", "stochastic"]
 
 
@@ -28,6 +29,9 @@ class PruneConfig:
     ablation: Ablation = "stochastic"
     """What is done to the nodes outside: all are frozen at their mean; or, in half of the pairs of a step, a random part
     of them only, and a circuit must reach its target either way."""
+
+    means: Means = "all"
+    """What a frozen node is set to: its mean over all pretraining tokens, or over those at the same position."""
 
     steps: int = 1000
     """Optimiser steps for each try."""
@@ -87,7 +91,12 @@ class PruneConfig:
         for name in ("target", "steps", "pairs", "lr", "temperature", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name, choices in (("precision", Precision), ("method", Method), ("ablation", Ablation)):
+        for name, choices in (
+            ("precision", Precision),
+            ("method", Method),
+            ("ablation", Ablation),
+            ("means", Means),
+        ):
             if getattr(self, name) not in get_args(choices):
                 raise unknown(name, getattr(self, name), get_args(choices))
         if self.pool // STRATA < -(-self.pairs // STRATA):

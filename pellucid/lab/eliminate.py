@@ -15,8 +15,8 @@ from torch import Tensor
 from pellucid.core.taps import Mask
 from pellucid.core.transformer import Transformer
 from pellucid.lab.ablate import Kept, last_logits
-from pellucid.lab.discretize import Calibration, Discretized, Probe, circuit_logits
-from pellucid.lab.extract import can_extract
+from pellucid.lab.discretize import Calibration, Discretized, Probe
+from pellucid.lab.extract import can_extract, extract
 from pellucid.tasks.task import Batch, Task
 
 AT_ONCE = 16
@@ -135,9 +135,16 @@ def extracted_loss(
     calibration: Calibration,
     strata: Sequence[Batch],
 ) -> float:
-    """The mean over `strata` of a circuit's loss."""
+    """The mean over `strata` of a circuit's loss, extracted."""
+    tokens = torch.cat([batch.tokens.flatten() for batch in strata])
+    circuit = extract(model, kept, means, tokens=tokens)
     losses = [
-        task.metric(calibration(circuit_logits(model, batch, kept, means)), batch.last()).mean()
+        task.metric(
+            calibration(
+                circuit(batch.tokens, mask=None if model.config.causal else batch.mask, only=batch.positions)
+            ),
+            batch.last(),
+        ).mean()
         for batch in strata
     ]
     return torch.stack(losses).mean().item()

@@ -32,8 +32,9 @@ def faithfulness(
     calibration: Calibration,
     *,
     seed: int = 0,
+    cut: Transformer | None = None,
 ) -> dict[str, float]:
-    """The tests by name, on a task's pairs.
+    """The tests by name, on a task's pairs. The circuit runs in `cut`, the model without some edges, if that is given.
 
     partial_task_loss, partial_shift: the calibrated loss with a random half of the other nodes frozen, over `DRAWS`
     draws, and its mean distance from the circuit's own. resample_task_loss: the loss with the other nodes filled from
@@ -45,17 +46,18 @@ def faithfulness(
     def loss(logits: Tensor, part: Batch) -> float:
         return task.metric(calibration(logits), part.last()).mean().item()
 
-    own = last_logits_by_length(model, batch, keep_only(kept, means))
+    cut = model if cut is None else cut
+    own = last_logits_by_length(cut, batch, keep_only(kept, means))
     full = last_logits_by_length(model, batch)
     few = batch.select_pairs(torch.arange(min(len(batch) // 2, CHUNK), device=batch.tokens.device))
-    partial = [loss(partial_logits(model, few, kept, means, seed=seed + i), few) for i in range(DRAWS)]
+    partial = [loss(partial_logits(cut, few, kept, means, seed=seed + i), few) for i in range(DRAWS)]
     own_few = loss(own[: len(few)], few)
     return {
         "partial_task_loss": sum(partial) / DRAWS,
         "partial_shift": sum(abs(p - own_few) for p in partial) / DRAWS,
-        "resample_task_loss": loss(resampled_logits(model, batch, kept), batch),
+        "resample_task_loss": loss(resampled_logits(model, batch, kept, cut), batch),
         "kl": kl(full, own),
-        **similarity(model, few, kept, means),
+        **similarity(model, few, kept, means, cut),
     }
 
 
@@ -66,27 +68,29 @@ def kl(full: Tensor, other: Tensor) -> float:
 
 
 @torch.no_grad()
-def resampled_logits(model: Transformer, batch: Batch, kept: Kept) -> Tensor:
-    """Logits (b, 1, v) with every node outside the circuit at its value in the other prompt of the pair."""
+def resampled_logits(model: Transformer, batch: Batch, kept: Kept, cut: Transformer) -> Tensor:
+    """Logits (b, 1, v) of `cut` with every node outside the circuit at the model's value in the other prompt of the pair."""
     chunks = []
     for rows in torch.arange(len(batch), device=batch.tokens.device).split(CHUNK):
         part, recorder = batch.select(rows).trimmed(), Recorder(kept)
         model(part.corrupt, mask=None if model.config.causal else part.mask, tap=recorder)
-        chunks.append(last_logits(model, part, Mask(kept, recorder.values)))
+        chunks.append(last_logits(cut, part, Mask(kept, recorder.values)))
     return torch.cat(chunks)
 
 
 @torch.no_grad()
-def similarity(model: Transformer, batch: Batch, kept: Kept, means: Mapping[str, Tensor]) -> dict[str, float]:
-    """How alike attention and activations are in circuit and model."""
+def similarity(
+    model: Transformer, batch: Batch, kept: Kept, means: Mapping[str, Tensor], cut: Transformer
+) -> dict[str, float]:
+    """How alike attention and activations are in the circuit, run in `cut`, and the model."""
     widths = {i: layer.heads for i, layer in enumerate(model.config.layers) if layer.heads}
     patterns = frozenset(f"{i}.attn.pattern" for i in widths)
     sites = frozenset(site for site in node_sites(model.config) if bool(kept[site].any()))
     mask = None if model.config.causal else batch.mask
     runs = []
-    for tap in (None, keep_only(kept, means)):
+    for run, tap in ((model, None), (cut, keep_only(kept, means))):
         recorder = Recorder(patterns | sites)
-        model(batch.tokens, mask=mask, tap=recorder if tap is None else chain(tap, recorder))
+        run(batch.tokens, mask=mask, tap=recorder if tap is None else chain(tap, recorder))
         runs.append(recorder.values)
     full, own = runs
     correlations = torch.cat(

@@ -18,22 +18,29 @@ from pellucid.data.batches import TokenBatches
 
 @torch.no_grad()
 def node_means(
-    model: Transformer, tokens, *, n_tokens: int = 262_144, seq_len: int = 128
+    model: Transformer,
+    tokens,
+    *,
+    n_tokens: int = 262_144,
+    seq_len: int = 128,
+    by_position: bool = False,
 ) -> dict[str, Tensor]:
     """The mean of every node over pretraining `tokens`: (width,) for each node site, over tokens and positions.
 
-    A node's value is what leaves its site, after AbsTopK. Weight-sparse transformers, section 2.2.
+    `by_position` gives one mean for each position, (seq_len, width). A node's value is what leaves its site, after
+    AbsTopK. Weight-sparse transformers, section 2.2.
     """
     seq_len = min(seq_len, model.config.n_ctx, len(tokens) - 1)
     rows = min(32, (len(tokens) - 1) // seq_len)
     batches = TokenBatches(tokens, rows, seq_len, seed=0)
     recorder = Recorder(node_sites(model.config))
     n = max(1, min(n_tokens, len(tokens)) // (rows * seq_len))
-    sums = {site: torch.zeros(width, dtype=torch.float64) for site, width in node_sites(model.config).items()}
+    over = (0,) if by_position else (0, 1)
+    sums = {site: torch.zeros((), dtype=torch.float64) for site in node_sites(model.config)}
     for i in range(n):
         model(batches.at(i)[:, :-1].to(model.device), tap=recorder)
         for site, x in recorder.values.items():
-            sums[site] += x.double().mean((0, 1)).cpu()
+            sums[site] = sums[site] + x.double().mean(over).cpu()
     return {site: (total / n).to(model.wte.weight) for site, total in sums.items()}
 
 

@@ -127,15 +127,17 @@ def measure(
     *,
     seed: int,
     tries: list[int],
+    cut: Transformer | None = None,
 ) -> Circuit:
     """The circuit of `found` with its held-out losses: sufficient alone, necessary to the rest, against random nodes,
-    and how faithful it is to the whole model."""
+    and how faithful it is to the whole model. It runs in `cut`, the model without some edges, if that is given."""
+    cut = model if cut is None else cut
     batch = task.pairs(config.measure, seed=seed, split="test").to(model.device)
     draw = torch.Generator().manual_seed(seed)
     kept = found.kept
     controls = [task_loss(model, task, batch, remove(random_others(kept, draw), means)) for _ in range(8)]
     with torch.no_grad():
-        logits = last_logits_by_length(model, batch, keep_only(kept, means))
+        logits = last_logits_by_length(cut, batch, keep_only(kept, means))
     metrics = {
         "verdict": verdict(found.reached, bool(tries)),
         "reached": found.reached,
@@ -149,9 +151,9 @@ def measure(
         "ablated_task_loss": task_loss(model, task, batch, remove(kept, means)),
         "random_ablated_task_loss": sum(controls) / len(controls),
         "nothing_task_loss": task_loss(model, task, batch, remove(everything(model), means)),
-        **faithfulness(model, task, batch, kept, means, found.calibration, seed=seed),
+        **faithfulness(model, task, batch, kept, means, found.calibration, seed=seed, cut=cut),
         "nodes": int(sum(mask.sum() for mask in kept.values())),
-        "edges": count_edges(model, kept),
+        "edges": count_edges(cut, kept),
         "total_nodes": sum(len(mask) for mask in kept.values()),
         "total_edges": count_edges(model, everything(model)),
         "edges_by_try": ", ".join(map(str, tries)),
@@ -159,7 +161,7 @@ def measure(
         "search": config.key(),
     }
     return channel_circuit(
-        model,
+        cut,
         kept,
         task=task.name,
         model_hash=content_hash(model),

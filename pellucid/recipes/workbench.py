@@ -1,7 +1,8 @@
 """A trained run with all that methods need beside it, and pruning it from end to end."""
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,22 @@ from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from pellucid.core.checkpoint import content_hash, find_checkpoint, load_metadata, load_model, load_tokenizer
+from pellucid.core.checkpoint import (
+    boxed,
+    content_hash,
+    find_checkpoint,
+    load_metadata,
+    load_model,
+    load_tokenizer,
+)
 from pellucid.core.circuit import Circuit
 from pellucid.core.files import write_atomic
 from pellucid.core.transformer import Transformer
 from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard
-from pellucid.lab.means import stored_means
 from pellucid.lab.config import PruneConfig
+from pellucid.lab.controls import Point, controls
+from pellucid.lab.means import node_means, stored_means
 from pellucid.lab.prune import prune
 from pellucid.recipes.recipe import Recipe
 from pellucid.recipes.view import Subject, model_view
@@ -33,6 +42,7 @@ class Workbench:
     """A run opened for study: its model, tokenizer, recipe, and the means of its nodes over its pretraining data."""
 
     path: Path
+    """Where circuits are kept."""
     model: Transformer
     tokenizer: Tokenizer
     recipe: Recipe
@@ -40,11 +50,15 @@ class Workbench:
     means: dict[str, Tensor]
     text: Shard
     """Held-out tokens of the run's own mixture of corpora."""
+    train: Shard
+    """Training tokens, which means are over."""
 
     @classmethod
     def open(cls, path: str | Path, *, device: str = "auto") -> "Workbench":
-        """The run at `path`; a `ValueError` if it was not trained from a recipe."""
-        path = Path(path)
+        """The run at `path`; a `ValueError` if it was not trained from a recipe.
+
+        What is made of a model in the box, `pellucid:NAME`, is written to `runs/NAME`.
+        """
         metadata, tokenizer = load_metadata(path), load_tokenizer(path)
         model = load_model(path, device=device).eval()
         if not metadata.get("recipe"):
@@ -61,11 +75,32 @@ class Workbench:
         train = prepare(mixture, tokenizer, MEAN_TOKENS, "train", seed=recipe.data.seed)
         text = prepare(mixture, tokenizer, MEAN_TOKENS, "validation", seed=recipe.data.seed)
         means = stored_means(path, model, train.tokens)
-        return cls(path, model, tokenizer, recipe, metadata, means, text)
+        name = boxed(path)
+        path = Path(path) if name is None else Path("runs") / name
+        return cls(path, model, tokenizer, recipe, metadata, means, text, train)
 
     def task(self, name: str) -> Task:
         """The task `name` in this model's tokens."""
         return make_task(name, self.tokenizer)
+
+    def means_for(self, config: PruneConfig) -> dict[str, Tensor]:
+        """What a search with this config freezes nodes at."""
+        if config.means == "all":
+            return self.means
+        return node_means(self.model, self.train.tokens, by_position=True)
+
+    def controls(
+        self, task: Task, config: PruneConfig, *, seed: int = 0, progress: Callable[..., None] | None = None
+    ) -> dict[str, list[Point]]:
+        """What the same search finds where there is nothing to find; also written beside the circuit."""
+        found = controls(
+            self.model, task, self.means_for(config), self.train.tokens, config, seed=seed, progress=progress
+        )
+        text = json.dumps(
+            {name: [asdict(point) for point in points] for name, points in found.items()}, indent=1
+        )
+        write_atomic(self.path / "circuits" / task.name / "controls.json", text + "\n")
+        return found
 
     def prune(
         self, task: Task, config: PruneConfig, *, seed: int = 0, progress: Callable[..., None] | None = None
@@ -76,7 +111,7 @@ class Workbench:
             found, want = Circuit.load(file), {"search": config.key(), "seed": seed}
             if found.model == content_hash(self.model) and want.items() <= found.metrics.items():
                 return found
-        circuit = prune(self.model, task, self.means, config=config, seed=seed, progress=progress)
+        circuit = prune(self.model, task, self.means_for(config), config=config, seed=seed, progress=progress)
         circuit.save(file)
         return circuit
 

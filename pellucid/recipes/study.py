@@ -1,0 +1,251 @@
+"""The study of circuits: every task pruned out of several models, with baselines and controls, and what it adds up to.
+
+One file for each model, task and seed, so that a stopped study goes on, and several processes can share one.
+"""
+
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from rich.table import Table
+
+from pellucid.core.circuit import Circuit, count_edges
+from pellucid.core.files import write_atomic
+from pellucid.lab.config import Method, PruneConfig
+from pellucid.lab.controls import Point, controls, curve
+from pellucid.lab.discretize import discretize
+from pellucid.lab.prune import frozen, probe_of, sweep
+from pellucid.lab.rank import RANKERS
+from pellucid.recipes.workbench import Workbench
+from pellucid.tasks import TASKS
+from pellucid.training.progress import StepProgress, console
+
+BASELINES: tuple[Method, ...] = ("attribution",)
+
+
+class TaskStudy(BaseModel):
+    """One task in one model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    task: str
+    seed: int
+    validation_loss: float | None
+    circuits: dict[str, Circuit] = {}
+    """By target loss."""
+    refused: str | None = None
+    """Why there are no circuits."""
+    baselines: dict[str, int | None] = {}
+    """Edges that each ranking needs to reach the target without elimination; None where it does not."""
+    curves: dict[str, list[Point]] = {}
+    """Loss against size, for baselines and controls."""
+
+    def edges(self, target: float) -> int | None:
+        """Of the circuit that reached `target`."""
+        circuit = self.circuits.get(f"{target:g}")
+        return int(circuit.metrics["edges"] or 0) if circuit and circuit.metrics["reached"] else None
+
+
+def study_task(
+    path: Path,
+    task: str,
+    seed: int,
+    config: PruneConfig,
+    *,
+    targets: Sequence[float] = (),
+    with_baselines: bool = True,
+    with_controls: bool = False,
+) -> TaskStudy:
+    """Prune `task` out of the run at `path` to `config.target` and to each of `targets`."""
+    bench = Workbench.open(path)
+    asked, facts = (
+        bench.task(task),
+        {"run": path.name, "task": task, "seed": seed, "validation_loss": bench.validation_loss},
+    )
+    try:
+        circuits, refused = prune_to(bench, task, sorted({*targets, config.target}), config, seed)
+    except ValueError as error:
+        return TaskStudy(**facts, refused=str(error))
+    baselines: dict[str, int | None] = {}
+    curves: dict[str, list[Point]] = {}
+    if with_baselines:
+        with frozen(bench.model) as model:
+            probe = probe_of(model, asked, bench.means, config, seed)
+            for method in BASELINES:
+                scores = RANKERS[method](model, asked, bench.means, config, seed=seed)
+                found = discretize({site: s[0] for site, s in scores.items()}, probe, start=256)
+                baselines[method] = count_edges(model, found.kept) if found.reached else None
+                curves[method] = curve(model, scores, probe)
+    if with_controls:
+        curves |= controls(bench.model, asked, bench.means, bench.text.tokens, config, seed=seed)
+    return TaskStudy(**facts, circuits=circuits, refused=refused, baselines=baselines, curves=curves)
+
+
+def prune_to(
+    bench: Workbench, task: str, targets: Sequence[float], config: PruneConfig, seed: int
+) -> tuple[dict[str, Circuit], str | None]:
+    """The circuits by target; targets below the whole model's loss are left out."""
+    while True:
+        try:
+            found = sweep(bench.model, bench.task(task), bench.means, targets, config=config, seed=seed)
+            break
+        except ValueError:
+            if len(targets) == 1:
+                raise
+            targets = targets[1:]
+    if not found[0].metrics["searched"]:
+        return {}, str(found[0].metrics["verdict"])
+    return {f"{target:g}": circuit for target, circuit in zip(targets, found, strict=True)}, None
+
+
+def study(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    *,
+    tasks: Iterable[str] | None = None,
+    config: PruneConfig | None = None,
+    seeds: Sequence[int] = (0,),
+    baselines: bool = True,
+    controls_for: Iterable[str] = (),
+    targets: Sequence[float] = (),
+    jobs: int = 1,
+) -> list[TaskStudy]:
+    """All `tasks` in all `runs`, in `jobs` processes; what is in `out` already is not done again."""
+    out, config = Path(out), config or PruneConfig()
+    todo = {}
+    for seed in seeds:
+        for task in tasks or TASKS:
+            for run in map(Path, runs):
+                file = out / run.name / f"{task}-{seed}.json"
+                if not file.exists():
+                    todo[file] = (run, task, seed, config, targets, baselines, task in set(controls_for))
+    with StepProgress("study", max(1, len(todo))) as bar:
+        for file, result in in_processes(todo, jobs):
+            write_atomic(file, result.model_dump_json() + "\n")
+            bar.step()
+            console.print(
+                f"{result.run} {result.task}: {result.refused or result.edges(config.target)}",
+                highlight=False,
+            )
+    return load_study(out)
+
+
+def in_processes(todo: Mapping[Path, tuple], jobs: int):
+    """(file, result) of each, as they are done."""
+    if jobs == 1:
+        for file, arguments in todo.items():
+            yield file, work(*arguments)
+        return
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = ProcessPoolExecutor(
+        jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+    )
+    with pool:
+        futures = {pool.submit(work, *arguments): file for file, arguments in todo.items()}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def work(
+    run: Path,
+    task: str,
+    seed: int,
+    config: PruneConfig,
+    targets: Sequence[float],
+    baselines: bool,
+    with_controls: bool,
+) -> TaskStudy:
+    """`study_task`, by position."""
+    return study_task(
+        run, task, seed, config, targets=targets, with_baselines=baselines, with_controls=with_controls
+    )
+
+
+def load_study(out: str | Path) -> list[TaskStudy]:
+    """Every result in `out`."""
+    return [TaskStudy.model_validate_json(file.read_text()) for file in sorted(Path(out).glob("*/*.json"))]
+
+
+def ratio(
+    results: Sequence[TaskStudy], large: str, small: str, target: float = 0.15, *, draws: int = 10_000
+) -> dict[str, float]:
+    """The geometric mean over tasks (and seeds) of edges in the run `large` over edges in `small`, at one target.
+
+    Only tasks that both reach count; `low` and `high` are a 95% bootstrap interval over tasks.
+    """
+    edges = {(r.run, r.task, r.seed): r.edges(target) for r in results}
+    logs: dict[str, list[float]] = {}
+    for (run, task, seed), n in edges.items():
+        m = edges.get((small, task, seed))
+        if run == large and n is not None and m is not None:
+            logs.setdefault(task, []).append(float(np.log((n + 1) / (m + 1))))
+    if not logs:
+        return {"ratio": float("nan"), "low": float("nan"), "high": float("nan"), "tasks": 0}
+    means = [fmean(values) for values in logs.values()]
+    low, high = interval(means, fmean, draws)
+    return {
+        "ratio": float(np.exp(fmean(means))),
+        "low": float(np.exp(low)),
+        "high": float(np.exp(high)),
+        "tasks": len(means),
+    }
+
+
+def interval(
+    values: Sequence[float], statistic: Callable[[Sequence[float]], float], draws: int = 10_000
+) -> tuple[float, float]:
+    """A 95% bootstrap interval of `statistic`."""
+    rng = random.Random(0)
+    found = sorted(statistic(rng.choices(values, k=len(values))) for _ in range(draws))
+    return found[int(0.025 * draws)], found[int(0.975 * draws)]
+
+
+def table(results: Sequence[TaskStudy], target: float = 0.15) -> Table:
+    """Edges by task and run, and what the circuits were measured to be."""
+    out = Table(
+        "task",
+        "run",
+        "edges",
+        "nodes",
+        "loss",
+        "held out",
+        "ablated",
+        "half ablated",
+        "other prompt's",
+        "attribution",
+    )
+    for r in sorted(results, key=lambda r: (r.task, r.run, r.seed)):
+        circuit = r.circuits.get(f"{target:g}")
+        if circuit is None or r.refused:
+            out.add_row(r.task, r.run, r.refused or f"the whole model's loss is above {target:g}")
+            continue
+        m = circuit.metrics
+        numbers = (
+            "full_task_loss",
+            "calibrated_task_loss",
+            "ablated_task_loss",
+            "partial_task_loss",
+            "resample_task_loss",
+        )
+        edges = str(m["edges"]) if m["reached"] else str(m["verdict"])
+        out.add_row(
+            r.task,
+            r.run,
+            edges,
+            str(m["nodes"]),
+            *(f"{m[k]:.3f}" for k in numbers),
+            str(r.baselines.get("attribution", "")),
+        )
+    return out
