@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
+from pellucid.core.checkpoint import boxed
 from pellucid.core.circuit import Circuit, count_edges
 from pellucid.core.files import write_atomic
 from pellucid.lab.config import Method, PruneConfig
@@ -54,6 +55,11 @@ class TaskStudy(BaseModel):
         return int(circuit.metrics["edges"] or 0) if circuit and circuit.metrics["reached"] else None
 
 
+def run_name(path: Path) -> str:
+    """What a run is called in a study."""
+    return boxed(path) or path.name
+
+
 def study_task(
     path: Path,
     task: str,
@@ -68,7 +74,7 @@ def study_task(
     bench = Workbench.open(path)
     asked, facts = (
         bench.task(task),
-        {"run": path.name, "task": task, "seed": seed, "validation_loss": bench.validation_loss},
+        {"run": run_name(path), "task": task, "seed": seed, "validation_loss": bench.validation_loss},
     )
     try:
         circuits, refused = prune_to(bench, task, sorted({*targets, config.target}), config, seed)
@@ -124,7 +130,7 @@ def study(
     for seed in seeds:
         for task in tasks or TASKS:
             for run in map(Path, runs):
-                file = out / run.name / f"{task}-{seed}.json"
+                file = out / run_name(run) / f"{task}-{seed}.json"
                 if not file.exists():
                     todo[file] = (run, task, seed, config, targets, baselines, task in set(controls_for))
     with StepProgress("study", max(1, len(todo))) as bar:
