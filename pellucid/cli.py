@@ -19,7 +19,7 @@ from pellucid.lab.controls import loss_at
 from pellucid.recipes.demo import demo, show
 from pellucid.recipes.recipe import Recipe, run
 from pellucid.recipes.registry import RECIPES, get_recipe
-from pellucid.recipes.tune import tune
+from pellucid.recipes.tune import CENTRE, tune
 from pellucid.recipes.workbench import Workbench, load_view
 from pellucid.tasks import TASKS
 from pellucid.tasks.task import Task, accuracy
@@ -117,7 +117,7 @@ class Tune:
     storage: str | None = None
     """Where the study lies, for several processes or machines: a file on a shared disk, or the URL of a database."""
 
-    search: PruneConfig = field(default_factory=PruneConfig)
+    search: PruneConfig = CENTRE
     """The search that is tried first, in the middle of the others."""
 
     seed: int = 0
@@ -191,6 +191,60 @@ def measured(bench: Workbench, name: str, pairs: int) -> tuple[str, str]:
     logits = last_logits(bench.model, batch)
     loss = task.metric(logits, batch.last()).mean().item()
     return f"{loss:.3f}", f"{100 * accuracy(logits, batch.last()).mean().item():.1f}%"
+
+
+@dataclass
+class Study:
+    """Prune every task out of several models, with baselines and controls; goes on where it stopped."""
+
+    runs: tyro.conf.Positional[list[str]]
+    """Directories of runs, or models in the box."""
+
+    out: Path
+    """Directory of the results, one file for each model, task and seed, and of the figures."""
+
+    tasks: list[str] = field(default_factory=lambda: list(TASKS))
+    """Which tasks."""
+
+    search: PruneConfig = field(default_factory=PruneConfig)
+    """The search, the same for every model."""
+
+    seeds: int = 1
+    """Searches for each task, on its own examples each."""
+
+    targets: list[float] = field(default_factory=list)
+    """More target losses, for more circuits from the same masks."""
+
+    controls: list[str] = field(default_factory=list)
+    """Tasks for which the controls are searched too."""
+
+    jobs: int = 1
+    """Searches at a time, in processes of their own."""
+
+    def __call__(self) -> None:
+        from pellucid.recipes.study import study, table  # what --help need not wait for
+
+        for name in {*self.tasks, *self.controls} - set(TASKS):
+            raise unknown("task", name, TASKS)
+        found = study(
+            self.runs,
+            self.out,
+            tasks=self.tasks,
+            config=self.search,
+            seeds=range(self.seeds),
+            controls_for=self.controls,
+            targets=self.targets,
+            jobs=self.jobs,
+        )
+        results.print(table(found, self.search.target))
+        try:
+            from pellucid.recipes.figures import edges_figure, necessity_figure, size_figure
+
+            for figure in (size_figure, edges_figure, necessity_figure):
+                name = figure.__name__.removesuffix("_figure")
+                print(figure(found, self.out / f"{name}.svg"))
+        except ImportError as error:
+            console.print(f"no pictures: {error}", style="yellow", markup=False)
 
 
 @dataclass
@@ -293,6 +347,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "prune": Prune,
     "tune": Tune,
     "tasks": Tasks,
+    "study": Study,
     "report": Report,
     "demo": Demo,
     "programs": Programs,
@@ -304,6 +359,7 @@ Transformers whose mechanisms can be read.
   train RECIPE        train a model (recipes: {recipes})
   prune RUN           find the smallest circuit that does a task
   tune RUN            find a smaller one, with many settings of the search
+  study RUN ...       prune every task out of several models
   tasks               list the tasks, or measure a model on them
   report RUN ...      draw pruned circuits as one HTML page
   demo                all of it, on a small model: about six minutes on two CPU cores

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
+from torch import Tensor
 
 from pellucid.core.checkpoint import boxed
 from pellucid.core.circuit import Circuit, count_edges
@@ -22,12 +24,14 @@ from pellucid.core.files import write_atomic
 from pellucid.lab.config import Method, PruneConfig
 from pellucid.lab.controls import Point, controls, curve
 from pellucid.lab.discretize import discretize
-from pellucid.lab.prune import frozen, probe_of, sweep
+from pellucid.lab.prune import cut, everything, frozen, probe_of
 from pellucid.lab.rank import RANKERS
 from pellucid.recipes.workbench import Workbench
 from pellucid.tasks import TASKS
 from pellucid.training.progress import StepProgress, console
 
+CURVE = 8
+"""Points of each loss-size curve."""
 BASELINES: tuple[Method, ...] = ("attribution",)
 
 
@@ -67,49 +71,38 @@ def study_task(
     config: PruneConfig,
     *,
     targets: Sequence[float] = (),
-    with_baselines: bool = True,
+    baselines: Sequence[Method] = BASELINES,
     with_controls: bool = False,
 ) -> TaskStudy:
     """Prune `task` out of the run at `path` to `config.target` and to each of `targets`."""
     bench = Workbench.open(path)
-    asked, facts = (
-        bench.task(task),
-        {"run": run_name(path), "task": task, "seed": seed, "validation_loss": bench.validation_loss},
-    )
-    try:
-        circuits, refused = prune_to(bench, task, sorted({*targets, config.target}), config, seed)
-    except ValueError as error:
-        return TaskStudy(**facts, refused=str(error))
-    baselines: dict[str, int | None] = {}
-    curves: dict[str, list[Point]] = {}
-    if with_baselines:
-        with frozen(bench.model) as model:
-            probe = probe_of(model, asked, bench.means, config, seed)
-            for method in BASELINES:
-                scores = RANKERS[method](model, asked, bench.means, config, seed=seed)
-                found = discretize({site: s[0] for site, s in scores.items()}, probe, start=256)
-                baselines[method] = count_edges(model, found.kept) if found.reached else None
-                curves[method] = curve(model, scores, probe)
+    asked, means = bench.task(task), bench.means_for(config)
+    facts = {"run": run_name(path), "task": task, "seed": seed, "validation_loss": bench.validation_loss}
+    with frozen(bench.model) as model:
+        probe = probe_of(model, asked, means, config, seed)
+        whole = probe(everything(model))
+        if whole.loss > config.target:
+            return TaskStudy(**facts, refused=f"the whole model's loss is {whole.loss:.3f}")
+
+        def rank(method: Method) -> dict[str, Tensor]:
+            return RANKERS[method](model, asked, means, config, seed=seed)
+
+        scores = rank(config.method)
+        circuits = {
+            f"{target:g}": cut(model, asked, means, scores, replace(config, target=target), seed)
+            for target in sorted({*targets, config.target})
+            if target >= whole.loss
+        }
+        curves = {config.method: curve(model, scores, probe, CURVE)}
+        needed: dict[str, int | None] = {}
+        for method in baselines:
+            scores = rank(method)
+            found = discretize({site: s[0] for site, s in scores.items()}, probe, start=256)
+            needed[method] = count_edges(model, found.kept) if found.reached else None
+            curves[method] = curve(model, scores, probe, CURVE)
     if with_controls:
-        curves |= controls(bench.model, asked, bench.means, bench.text.tokens, config, seed=seed)
-    return TaskStudy(**facts, circuits=circuits, refused=refused, baselines=baselines, curves=curves)
-
-
-def prune_to(
-    bench: Workbench, task: str, targets: Sequence[float], config: PruneConfig, seed: int
-) -> tuple[dict[str, Circuit], str | None]:
-    """The circuits by target; targets below the whole model's loss are left out."""
-    while True:
-        try:
-            found = sweep(bench.model, bench.task(task), bench.means, targets, config=config, seed=seed)
-            break
-        except ValueError:
-            if len(targets) == 1:
-                raise
-            targets = targets[1:]
-    if not found[0].metrics["searched"]:
-        return {}, str(found[0].metrics["verdict"])
-    return {f"{target:g}": circuit for target, circuit in zip(targets, found, strict=True)}, None
+        curves |= controls(bench.model, asked, means, bench.train.tokens, config, seed=seed)
+    return TaskStudy(**facts, circuits=circuits, baselines=needed, curves=curves)
 
 
 def study(
@@ -119,7 +112,7 @@ def study(
     tasks: Iterable[str] | None = None,
     config: PruneConfig | None = None,
     seeds: Sequence[int] = (0,),
-    baselines: bool = True,
+    baselines: Sequence[Method] = BASELINES,
     controls_for: Iterable[str] = (),
     targets: Sequence[float] = (),
     jobs: int = 1,
@@ -170,12 +163,12 @@ def work(
     seed: int,
     config: PruneConfig,
     targets: Sequence[float],
-    baselines: bool,
+    baselines: Sequence[Method],
     with_controls: bool,
 ) -> TaskStudy:
     """`study_task`, by position."""
     return study_task(
-        run, task, seed, config, targets=targets, with_baselines=baselines, with_controls=with_controls
+        run, task, seed, config, targets=targets, baselines=baselines, with_controls=with_controls
     )
 
 

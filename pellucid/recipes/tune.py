@@ -24,7 +24,7 @@ import torch
 
 from pellucid.core.checkpoint import content_hash, load_model, load_tokenizer
 from pellucid.core.circuit import Circuit
-from pellucid.lab.config import PruneConfig
+from pellucid.lab.config import TABLE_2, PruneConfig
 from pellucid.lab.prune import prune
 from pellucid.recipes.workbench import Workbench
 from pellucid.tasks import make_task
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial
+
+CENTRE = replace(PruneConfig(), k_coefs=TABLE_2.k_coefs)
+"""The default search at the seed's centres."""
 
 SPACE = {
     "k_coef": (100, math.inf),
@@ -84,12 +87,12 @@ def tune(
     """The circuit of fewest edges over `trials` searches for `task` in the run at `run_path`, of which `jobs` run at
     once, each in a process of its own; it becomes the run's `circuits/TASK/circuit.json`.
 
-    `config` is the centre and the first trial. `storage` is a journal's file, `circuits/TASK/tune/journal.log` if None,
-    or the URL of a database of Optuna's. Every trial's circuit is written beside the journal as `trial-NNNN.json`.
+    `config` is the centre and the first trial, `CENTRE` if None. `storage` is a journal's file,
+    `circuits/TASK/tune/journal.log` if None, or the URL of a database of Optuna's. Every trial's circuit is written beside the journal as `trial-NNNN.json`.
     Trials that were completed before, or meanwhile by another process on the same storage, count. Raises ValueError
     where the storage holds another search, `Interrupted` on Ctrl-C.
     """
-    config = config or PruneConfig()
+    config = config or CENTRE
     if trials < 1 or jobs < 1:
         raise ValueError(f"trials and jobs must be at least 1, got {trials} and {jobs}")
     if config.method not in ("learned", "hard_concrete"):

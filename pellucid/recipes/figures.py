@@ -1,0 +1,119 @@
+"""The study's figures: loss against size, edges by task, necessity."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from pellucid.core.files import write_atomic
+from pellucid.lab.controls import loss_at
+from pellucid.recipes.study import TaskStudy
+
+STYLE: dict[str, Any] = {
+    "svg.hashsalt": "pellucid",
+    "svg.fonttype": "none",
+    "font.family": "DejaVu Sans",
+    "text.usetex": False,
+    "text.parse_math": False,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+CHANCE = float(np.log(2))
+
+
+def draw(path: str | Path, plot: Callable[[Any], None], size: tuple[float, float] = (6.5, 4)) -> Path:
+    """Write the picture that `plot` draws on an axis. Raises `ImportError` without matplotlib."""
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install 'pellucid[plot]'") from None
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        plot(figure.subplots())
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    write_atomic(path, out.getvalue().decode())
+    return Path(path)
+
+
+def size_figure(results: Sequence[TaskStudy], path: str | Path) -> Path:
+    """Task loss against edges (Figures 2 and 31): the mean over tasks of the least loss of circuits no larger."""
+    edges = np.geomspace(5, 20_000, 40)
+    lines: dict[tuple[str, str], list[list[float]]] = {}
+    for r in results:
+        for method, points in r.curves.items():
+            if r.circuits:
+                lines.setdefault((r.run, method), []).append([loss_at(points, int(e)) for e in edges])
+
+    def plot(axis: Any) -> None:
+        for (run, method), losses in sorted(lines.items()):
+            axis.plot(edges, np.mean(losses, axis=0), label=f"{run}, {method} ({len(losses)} tasks)")
+        axis.axhline(0.15, color="grey", linewidth=0.8, linestyle=":")
+        axis.axhline(CHANCE, color="grey", linewidth=0.8, linestyle="--")
+        axis.set(xscale="log", xlabel="edges", ylabel="task loss (nats)", ylim=(0, None))
+        axis.legend(frameon=False, fontsize=8)
+
+    return draw(path, plot)
+
+
+def by_task(
+    results: Sequence[TaskStudy], value: Callable[[TaskStudy], float | None]
+) -> dict[str, dict[str, float]]:
+    """{run: {task: mean over seeds}} of a number that not every result has."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for r in results:
+        if (number := value(r)) is not None:
+            found.setdefault(r.run, {}).setdefault(r.task, []).append(number)
+    return {run: {task: fmean(v) for task, v in tasks.items()} for run, tasks in found.items()}
+
+
+def edges_figure(results: Sequence[TaskStudy], path: str | Path, target: float = 0.15) -> Path:
+    """Edges of each task's circuit, by run."""
+    edges = by_task(results, lambda r: r.edges(target))
+    return bars(path, edges, "edges", log=True)
+
+
+def necessity_figure(results: Sequence[TaskStudy], path: str | Path, target: float = 0.15) -> Path:
+    """Task loss with the circuit frozen and all else running, by run (Figure 32)."""
+
+    def ablated(r: TaskStudy) -> float | None:
+        circuit = r.circuits.get(f"{target:g}")
+        return (
+            float(circuit.metrics["ablated_task_loss"] or 0)
+            if circuit and circuit.metrics["reached"]
+            else None
+        )
+
+    return bars(path, by_task(results, ablated), "task loss, circuit frozen (nats)", line=CHANCE)
+
+
+def bars(
+    path: str | Path,
+    values: dict[str, dict[str, float]],
+    label: str,
+    *,
+    log: bool = False,
+    line: float | None = None,
+) -> Path:
+    """Horizontal bars for each task, one a run."""
+    tasks = sorted({task for v in values.values() for task in v}, reverse=True)
+    height = 0.8 / max(1, len(values))
+
+    def plot(axis: Any) -> None:
+        for i, (run, v) in enumerate(sorted(values.items())):
+            places = [tasks.index(task) + i * height for task in v]
+            axis.barh(places, list(v.values()), height=height, label=run)
+        axis.set_yticks([i + 0.4 - height / 2 for i in range(len(tasks))], tasks)
+        axis.set(xlabel=label, xscale="log" if log else "linear")
+        if line is not None:
+            axis.axvline(line, color="grey", linewidth=0.8, linestyle="--")
+        axis.legend(frameon=False, fontsize=8)
+
+    return draw(path, plot, (6.5, 1 + 0.28 * len(tasks)))
