@@ -79,8 +79,8 @@ def circuit_logits(model: Transformer, batch: Batch, kept: Kept, means: Mapping[
 class Probe:
     """Measures circuits against a target: calibration is fitted on one half of the pairs, the loss taken on the other.
 
-    With `ablation="stochastic"` the loss is the larger of two: with all other nodes frozen, and with a random half of
-    them frozen, drawn once for each pair.
+    With `ablation="stochastic"` a circuit that meets the target is also measured with a random half of the other nodes
+    frozen, drawn once for each pair: one calibration is fitted to both, and the loss is the larger of the two.
     """
 
     def __init__(
@@ -103,18 +103,30 @@ class Probe:
     @torch.no_grad()
     def __call__(self, kept: Kept) -> Discretized:
         logits = circuit_logits(self.model, self.batch, kept, self.means)
-        calibration = calibrate(self.task, logits[self.fit], self.fitted.last())
-        own = self.task.metric(logits[~self.fit], self.scored.last()).mean().item()
-        loss = self.task.metric(calibration(logits[~self.fit]), self.scored.last()).mean().item()
+        fitted, scored = logits[self.fit], logits[~self.fit]
+        calibration = calibrate(self.task, fitted, self.fitted.last())
+        loss = self.loss(calibration(scored), self.scored)
         if self.ablation == "stochastic" and loss <= self.target:
-            loss = max(loss, self.partial(kept, calibration))
-        return Discretized(dict(kept), loss, own, loss <= self.target, calibration)
+            few, many = (self.half(part) for part in (self.fitted, self.scored))
+            partly, partly_scored = (
+                partial_logits(self.model, part, kept, self.means, seed=self.seed) for part in (few, many)
+            )
+            rows = torch.arange(len(self.fitted), device=fitted.device)
+            both = self.fitted.last().select(torch.cat([rows, rows[: len(few)]]))
+            calibration = calibrate(self.task, torch.cat([fitted, partly]), both)
+            loss = max(
+                self.loss(calibration(scored), self.scored), self.loss(calibration(partly_scored), many)
+            )
+        return Discretized(dict(kept), loss, self.loss(scored, self.scored), loss <= self.target, calibration)
 
-    @torch.no_grad()
-    def partial(self, kept: Kept, calibration: Calibration) -> float:
-        """The loss with half of the nodes outside the circuit running, the same half for both rows of a pair."""
-        logits = partial_logits(self.model, self.scored, kept, self.means, seed=self.seed)
-        return self.task.metric(calibration(logits), self.scored.last()).mean().item()
+    def loss(self, logits: Tensor, batch: Batch) -> float:
+        """The task's mean loss of logits (b, 1, v)."""
+        return self.task.metric(logits, batch.last()).mean().item()
+
+    @staticmethod
+    def half(batch: Batch) -> Batch:
+        """The first half of a batch's pairs."""
+        return batch.select_pairs(torch.arange(len(batch) // 4, device=batch.tokens.device))
 
     def ablated(self, kept: Kept) -> float:
         """The task's loss, on the second half, of the model without the circuit."""

@@ -19,7 +19,10 @@ from pellucid.lab.discretize import Calibration
 from pellucid.tasks.task import Batch, Task
 
 DRAWS = 20
+FEW = 32
+"""Pairs for the draws and for similarity."""
 CHUNK = 64
+"""Rows at a time, where all of a model's nodes are recorded."""
 
 
 @torch.no_grad()
@@ -49,7 +52,7 @@ def faithfulness(
     cut = model if cut is None else cut
     own = last_logits_by_length(cut, batch, keep_only(kept, means))
     full = last_logits_by_length(model, batch)
-    few = batch.select_pairs(torch.arange(min(len(batch) // 2, CHUNK), device=batch.tokens.device))
+    few = batch.select_pairs(torch.arange(min(len(batch) // 2, FEW), device=batch.tokens.device))
     partial = [loss(partial_logits(cut, few, kept, means, seed=seed + i), few) for i in range(DRAWS)]
     own_few = loss(own[: len(few)], few)
     return {

@@ -30,7 +30,7 @@ from pellucid.recipes.workbench import Workbench
 from pellucid.tasks import TASKS
 from pellucid.training.progress import StepProgress, console
 
-CURVE = 8
+CURVE = 6
 """Points of each loss-size curve."""
 BASELINES: tuple[Method, ...] = ("attribution",)
 

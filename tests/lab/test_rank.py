@@ -9,7 +9,7 @@ import torch
 from pellucid.core.circuit import count_edges
 from pellucid.core.sites import node_sites
 from pellucid.core.taps import Ablate
-from pellucid.lab.ablate import last_logits, partial_logits, task_loss
+from pellucid.lab.ablate import keep_only, last_logits, partial_logits, task_loss
 from pellucid.lab.config import PruneConfig
 from pellucid.lab.discretize import Probe, discretize
 from pellucid.lab.gates import HardConcreteGate
@@ -119,10 +119,19 @@ def test_a_probe_that_ablates_in_part_takes_the_larger_loss(model, means):
         for site, w in node_sites(model.config).items()
     }
     mean, stochastic = (
-        Probe(model, ToyTask(), means, 0.15, ablation=a, pairs=64)(kept) for a in ("mean", "stochastic")
+        Probe(model, ToyTask(), means, 0.15, ablation=a, pairs=64) for a in ("mean", "stochastic")
     )
-    probe = Probe(model, ToyTask(), means, 0.15, pairs=64)
-    assert stochastic.loss == max(mean.loss, probe.partial(kept, mean.calibration))
+    found, batch = stochastic(kept), stochastic.half(stochastic.scored)
+    partial = partial_logits(model, batch, kept, means, seed=0)
+    own = last_logits(model, stochastic.scored, keep_only(kept, means))
+    assert found.loss == pytest.approx(
+        max(
+            stochastic.loss(found.calibration(own), stochastic.scored),
+            stochastic.loss(found.calibration(partial), batch),
+        ),
+        abs=1e-5,
+    )
+    assert mean(kept).loss <= found.loss
 
 
 def test_both_ablations_find_the_known_circuit(model, means):

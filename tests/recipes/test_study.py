@@ -1,0 +1,132 @@
+"""The study: what is done is not done again, and its sums are those of a hand computation."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pellucid.cli import main
+from pellucid.core.checkpoint import BOX, load_model, load_tokenizer
+from pellucid.core.circuit import Circuit
+from pellucid.lab.config import PruneConfig
+from pellucid.lab.controls import Point
+from pellucid.recipes import study as studying
+from pellucid.recipes import workbench
+from pellucid.recipes.figures import edges_figure, necessity_figure, size_figure
+from pellucid.recipes.recipe import run
+from pellucid.recipes.study import TaskStudy, load_study, ratio, study, table
+from pellucid.recipes.workbench import Workbench
+from pellucid.tasks import make_task
+from tests.recipes.test_ablations import tiny
+
+SEARCH = PruneConfig(target=0.9, hopeless=2.0, steps=2, pairs=4, pool=64, measure=16)
+
+
+def result(name: str, task: str, edges: int | None, seed: int = 0) -> TaskStudy:
+    metrics = {
+        "reached": edges is not None,
+        "edges": edges or 5,
+        "nodes": 3,
+        "verdict": "reached" if edges is not None else "unreachable",
+        **dict.fromkeys(
+            (
+                "full_task_loss",
+                "calibrated_task_loss",
+                "ablated_task_loss",
+                "partial_task_loss",
+                "resample_task_loss",
+            ),
+            0.1,
+        ),
+    }
+    circuit = Circuit(task=task, model="0" * 16, nodes=(), edges=(), metrics=metrics)
+    curves = {"learned": [Point(1, 10, 0.5, 0.6), Point(9, 90, 0.1, 0.2)]}
+    return TaskStudy(
+        run=name, task=task, seed=seed, validation_loss=2.0, circuits={"0.15": circuit}, curves=curves
+    )
+
+
+def test_the_ratio_is_a_geometric_mean_over_tasks_that_both_reach():
+    results = [
+        result("dense", "a", 99), result("sparse", "a", 9),
+        result("dense", "b", 399), result("sparse", "b", 9),
+        result("dense", "b", 39, seed=1), result("sparse", "b", 9, seed=1),
+        result("dense", "c", None), result("sparse", "c", 9),
+        result("dense", "d", 50),
+    ]  # fmt: skip
+    found = ratio(results, "dense", "sparse")
+    of_b = math.sqrt(40 * 4)  # over its seeds
+    assert found["tasks"] == 2
+    assert found["ratio"] == pytest.approx(math.sqrt(10 * of_b))
+    assert found["low"] == pytest.approx(10)
+    assert found["high"] == pytest.approx(of_b)
+    assert math.isnan(ratio(results, "dense", "none")["ratio"])
+
+
+def test_results_are_drawn_and_tabulated_also_where_nothing_was_reached(tmp_path):
+    results = [result("dense", "a", 99), result("sparse", "a", 9), result("sparse", "b", None)]
+    results.append(TaskStudy(run="dense", task="b", seed=0, validation_loss=None, refused="cannot <do> it"))
+    assert table(results).row_count == 4
+    for figure in (size_figure, edges_figure, necessity_figure):
+        text = figure(results, tmp_path / "figure.svg").read_text()
+        assert "sparse" in text
+        assert figure(results, tmp_path / "again.svg").read_text() == text
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(workbench, "MEAN_TOKENS", 2000)
+    run(tiny(), tmp_path / "run", device="cpu")
+    return tmp_path
+
+
+def test_a_study_goes_on_where_it_stopped(runs, monkeypatch):
+    def searches(**options):
+        return study([runs / "run"], runs / "out", tasks=["for_while", "if_equals"], config=SEARCH, **options)
+
+    first = searches(controls_for=["for_while"])
+    assert [(r.task, r.seed) for r in first] == [("for_while", 0), ("if_equals", 0)]
+    assert set(first[0].curves) == {"learned", "attribution", "shuffled", "nonsense", "untrained"}
+    assert set(first[1].curves) == {"learned", "attribution"}
+    (runs / "out" / "run" / "if_equals-0.json").unlink()
+    made = []
+    real = studying.work
+    monkeypatch.setattr(studying, "work", lambda *arguments: made.append(arguments[1]) or real(*arguments))
+    again = searches()
+    assert made == ["if_equals"]
+    assert again[0] == first[0]
+    assert again[1] == first[1]
+    assert load_study(runs / "out") == again
+
+
+def test_the_command_names_a_task_that_there_is_not(runs, capsys):
+    with pytest.raises(SystemExit):
+        main(["study", str(runs / "run"), "--out", str(runs / "out"), "--tasks", "for_whilst"])
+    assert "did you mean 'for_while'" in capsys.readouterr().err
+
+
+def test_the_models_in_the_box_load_by_name_and_do_their_tasks():
+    names = sorted(place.name for place in BOX.iterdir() if place.is_dir())
+    assert "sparse-python-4l" in names
+    assert sum(f.stat().st_size for f in BOX.rglob("*") if f.is_file()) < 5_000_000
+    model = load_model("pellucid:sparse-python-4l", device="cpu").eval()
+    task = make_task("single_double_quote", load_tokenizer("pellucid:sparse-python-4l"))
+    batch = task.pairs(64, split="test")
+    assert task.metric(model(batch.tokens), batch).mean() < 0.1
+    weights = [p for name, p in model.named_parameters() if name != "bigram"]
+    nonzero = sum(int(p.count_nonzero()) for p in weights) / sum(p.numel() for p in weights)
+    assert nonzero == pytest.approx(0.02, abs=1e-4)
+    with pytest.raises(ValueError, match="did you mean 'pellucid:sparse-python-4l'"):
+        load_model("pellucid:sparse-python-4")
+
+
+def test_what_is_made_of_a_boxed_model_stays_out_of_the_box(tmp_path, monkeypatch):
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    before = {f: f.stat().st_mtime_ns for f in BOX.rglob("*")}
+    bench = Workbench.open("pellucid:sparse-python-4l", device="cpu")
+    assert bench.path == Path("runs/sparse-python-4l")
+    assert all(np.isfinite(mean.numpy()).all() for mean in bench.means.values())
+    assert {f: f.stat().st_mtime_ns for f in BOX.rglob("*")} == before
