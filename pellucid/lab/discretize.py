@@ -3,6 +3,7 @@
 Weight-sparse transformers, A.5. The loss is not monotone in the number of nodes, so a scan follows the bisection.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -80,7 +81,8 @@ class Probe:
     """Measures circuits against a target: calibration is fitted on one half of the pairs, the loss taken on the other.
 
     With `ablation="stochastic"` a circuit that meets the target is also measured with a random half of the other nodes
-    frozen, drawn once for each pair: one calibration is fitted to both, and the loss is the larger of the two.
+    frozen, drawn for each pair: one calibration is fitted to both, and the loss is the larger of the two. Every such
+    measurement draws anew, so that a search cannot suit itself to the draw; the sequence depends on the seed alone.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class Probe:
         seed: int = 0,
     ):
         self.model, self.task, self.means = model, task, means
-        self.target, self.ablation, self.seed = target, ablation, seed
+        self.target, self.ablation, self.draws = target, ablation, itertools.count(seed)
         self.batch = task.pairs(2 * pairs, seed=seed, split="train").to(model.device)
         self.fit = torch.arange(len(self.batch), device=model.device) < 2 * pairs
         self.fitted, self.scored = self.batch.select(self.fit), self.batch.select(~self.fit)
@@ -108,8 +110,9 @@ class Probe:
         loss = self.loss(calibration(scored), self.scored)
         if self.ablation == "stochastic" and loss <= self.target:
             few, many = (self.half(part) for part in (self.fitted, self.scored))
+            draw = next(self.draws)
             partly, partly_scored = (
-                partial_logits(self.model, part, kept, self.means, seed=self.seed) for part in (few, many)
+                partial_logits(self.model, part, kept, self.means, seed=draw) for part in (few, many)
             )
             rows = torch.arange(len(self.fitted), device=fitted.device)
             both = self.fitted.last().select(torch.cat([rows, rows[: len(few)]]))

@@ -45,7 +45,7 @@ def draw(path: str | Path, plot: Callable[[Any], None], size: tuple[float, float
 
 def size_figure(results: Sequence[TaskStudy], path: str | Path) -> Path:
     """Task loss against edges (Figures 2 and 31): the mean over tasks of the least loss of circuits no larger."""
-    edges = np.geomspace(5, 20_000, 40)
+    edges = np.geomspace(5, 100_000, 50)
     lines: dict[tuple[str, str], list[list[float]]] = {}
     for r in results:
         for method, points in r.curves.items():
@@ -58,6 +58,7 @@ def size_figure(results: Sequence[TaskStudy], path: str | Path) -> Path:
         axis.axhline(0.15, color="grey", linewidth=0.8, linestyle=":")
         axis.axhline(CHANCE, color="grey", linewidth=0.8, linestyle="--")
         axis.set(xscale="log", xlabel="edges", ylabel="task loss (nats)", ylim=(0, None))
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.legend(frameon=False, fontsize=8)
 
     return draw(path, plot)
@@ -112,6 +113,7 @@ def bars(
             axis.barh(places, list(v.values()), height=height, label=run)
         axis.set_yticks([i + 0.4 - height / 2 for i in range(len(tasks))], tasks)
         axis.set(xlabel=label, xscale="log" if log else "linear")
+        axis.xaxis.set_major_formatter("{x:,.0f}" if log else "{x:g}")
         if line is not None:
             axis.axvline(line, color="grey", linewidth=0.8, linestyle="--")
         axis.legend(frameon=False, fontsize=8)
