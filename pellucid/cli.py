@@ -362,7 +362,7 @@ Transformers whose mechanisms can be read.
   study RUN ...       prune every task out of several models
   tasks               list the tasks, or measure a model on them
   report RUN ...      draw pruned circuits as one HTML page
-  demo                all of it, on a small model: about six minutes on two CPU cores
+  demo                all of it, on a small model: six to ten minutes on two CPU cores
   programs            list the programs that can be compiled
   compile PROGRAM     compile a program to a transformer, and check it
 

@@ -12,7 +12,7 @@ from pellucid.core.files import write_atomic
 from pellucid.lab.controls import loss_at
 from pellucid.recipes.study import TaskStudy
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "svg.hashsalt": "pellucid",
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",

@@ -255,7 +255,7 @@ def test_examples_are_where_the_node_is_highest_and_lowest(model):
     [
         ({"k_coefs": ()}, "k_coefs must name at least one try"),
         ({"target": 0}, "target must be positive, got 0"),
-        ({"pool": 3}, "pool must hold pairs = 64 in each of its parts, got 3"),
+        ({"pool": 3}, "pool must hold pairs = 32 in each of its parts, got 3"),
         ({"pairs": 5, "pool": 5}, "pool must hold pairs = 5"),
         ({"measure": 15}, "measure must be at least 16 pairs, got 15"),
     ],

@@ -82,6 +82,7 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(runs, monkeypatch):
     def searches(**options):
         return study([runs / "run"], runs / "out", tasks=["for_while", "if_equals"], config=SEARCH, **options)

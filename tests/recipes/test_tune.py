@@ -39,7 +39,7 @@ from pellucid.recipes.tune import (
 from tests.recipes.test_ablations import tiny
 
 TASK = "for_while"
-SEARCH = PruneConfig(target=0.9, hopeless=2.0, steps=2, pairs=4, pool=64, measure=16)
+SEARCH = PruneConfig(target=0.9, hopeless=2.0, steps=2, pairs=4, pool=64, measure=16, k_coefs=(1e-4,))
 FACTS = {"model": "0123", "task": TASK, "seed": 0, **json.loads(SEARCH.key())}
 
 
