@@ -84,6 +84,8 @@ class Prune:
         task = bench.task(self.task)
         with StepProgress(f"prune {self.task}", self.search.steps) as bar:
             circuit = bench.prune(task, self.search, seed=self.seed, progress=bar.step)
+        if (said := str(circuit.metrics["verdict"])).startswith("the whole model's loss"):
+            raise ValueError(f"{said}: choose a larger --search.target")
         show_circuit(bench, task, circuit)
         if self.controls:
             with StepProgress("controls", 3 * self.search.steps) as bar:

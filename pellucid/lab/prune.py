@@ -40,8 +40,8 @@ def prune(
 ) -> Circuit:
     """The smallest circuit found, by edges, over all tries; its `metrics` say what was measured on held-out data.
 
-    `metrics["verdict"]` is "reached"; or "unreachable", with the circuit of least loss; or "the model cannot do the
-    task", with the whole model. Raises ValueError if the target is below the loss of a model that can.
+    `metrics["verdict"]` is "reached"; or "unreachable", with the circuit of least loss; or, with the whole model, that it
+    cannot do the task, or that its own loss is above the target: then nothing is searched.
     """
     config = config or PruneConfig()
     return sweep(model, task, means, (config.target,), config=config, seed=seed, progress=progress)[0]
@@ -62,16 +62,16 @@ def sweep(
     with frozen(model) as model:
         configs = [replace(config, target=target) for target in targets]
         whole = probe_of(model, task, means, config, seed)(everything(model))
-        if whole.loss > config.hopeless:
-            return [measure(model, task, means, whole, c, seed=seed, tries=[]) for c in configs]
-        for target in targets:
-            if target < whole.loss:
-                raise ValueError(
-                    f"target {target} is below the whole model's loss on {task.name}: it must be at least"
-                    f" {whole.loss:.3f}"
-                )
-        scores = RANKERS[config.method](model, task, means, config, seed=seed, progress=progress)
-        return [cut(model, task, means, scores, c, seed) for c in configs]
+        possible = {c.target: whole.loss <= min(c.hopeless, c.target) for c in configs}
+        scores = {}
+        if any(possible.values()):
+            scores = RANKERS[config.method](model, task, means, config, seed=seed, progress=progress)
+        return [
+            cut(model, task, means, scores, c, seed)
+            if possible[c.target]
+            else measure(model, task, means, whole, c, seed=seed, tries=[])
+            for c in configs
+        ]
 
 
 def cut(
@@ -139,7 +139,7 @@ def measure(
     with torch.no_grad():
         logits = last_logits_by_length(cut, batch, keep_only(kept, means))
     metrics = {
-        "verdict": verdict(found.reached, bool(tries)),
+        "verdict": verdict(found, config, bool(tries)),
         "reached": found.reached,
         "searched": bool(tries),
         "target": config.target,
@@ -170,11 +170,13 @@ def measure(
     )
 
 
-def verdict(reached: bool, searched: bool) -> str:
+def verdict(found: Discretized, config: PruneConfig, searched: bool) -> str:
     """What came of a search, in words."""
-    if not searched:
+    if searched:
+        return "reached" if found.reached else "unreachable"
+    if found.loss > config.hopeless:
         return "the model cannot do the task"
-    return "reached" if reached else "unreachable"
+    return f"the whole model's loss of {found.loss:.3f} is above the target of {config.target:g}"
 
 
 def token_edges(model: Transformer, kept: Mapping[str, Tensor], read: Tensor, answers: Tensor) -> int:

@@ -61,6 +61,8 @@ def verdict(circuit: Circuit) -> str | None:
     m = circuit.metrics
     loss = f"{m['calibrated_task_loss']:.3f} nats"
     if not m.get("searched"):
+        if (said := str(m.get("verdict", ""))).startswith("the whole model's loss"):
+            return f"{said}; nothing was searched"
         return f"cannot do the task: the whole model's loss, recalibrated, is {loss}; nothing was searched"
     if not m.get("reached"):
         return (

@@ -148,11 +148,11 @@ def test_a_sweep_ends_each_circuit_at_its_own_target(model, means):
     assert len(circuits[1].edges) <= len(circuits[0].edges)
 
 
-def test_a_target_below_the_whole_models_loss_is_refused(model, means):
-    with pytest.raises(
-        ValueError, match=r"target 1e-09 is below the whole model's loss on toy: .* at least 0\.0"
-    ):
-        prune(model, ToyTask(), means, config=PruneConfig(target=1e-9, measure=64, pool=64, pairs=16))
+def test_a_target_below_the_whole_models_loss_is_said_and_not_searched(model, means):
+    search = PruneConfig(target=1e-9, measure=64, pool=64, pairs=16)
+    metrics = prune(model, ToyTask(), means, config=search).metrics
+    assert metrics["verdict"].startswith("the whole model's loss of 0.0")
+    assert (metrics["searched"], metrics["reached"]) == (False, False)
 
 
 def test_random_rankings_need_more_than_learned_ones(model, means):
