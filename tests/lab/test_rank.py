@@ -151,7 +151,7 @@ def test_a_sweep_ends_each_circuit_at_its_own_target(model, means):
 def test_a_target_below_the_whole_models_loss_is_said_and_not_searched(model, means):
     search = PruneConfig(target=1e-9, measure=64, pool=64, pairs=16)
     metrics = prune(model, ToyTask(), means, config=search).metrics
-    assert metrics["verdict"].startswith("the whole model's loss of 0.0")
+    assert str(metrics["verdict"]).startswith("the whole model's loss of 0.0")
     assert (metrics["searched"], metrics["reached"]) == (False, False)
 
 
