@@ -1,4 +1,4 @@
-"""The command line: `pellucid train | prune | tune | tasks | report | demo | programs | compile`."""
+"""The command line: `pellucid train | prune | tune | study | tasks | report | demo | programs | compile`."""
 
 import shlex
 import sys

@@ -44,6 +44,8 @@ class TaskStudy(BaseModel):
     task: str
     seed: int
     validation_loss: float | None
+    search: str = ""
+    """The search's config, as JSON."""
     circuits: dict[str, Circuit] = {}
     """By target loss."""
     refused: str | None = None
@@ -77,7 +79,13 @@ def study_task(
     """Prune `task` out of the run at `path` to `config.target` and to each of `targets`."""
     bench = Workbench.open(path)
     asked, means = bench.task(task), bench.means_for(config)
-    facts = {"run": run_name(path), "task": task, "seed": seed, "validation_loss": bench.validation_loss}
+    facts = {
+        "run": run_name(path),
+        "task": task,
+        "seed": seed,
+        "validation_loss": bench.validation_loss,
+        "search": config.key(),
+    }
     with frozen(bench.model) as model:
         probe = probe_of(model, asked, means, config, seed)
         whole = probe(everything(model))
@@ -117,7 +125,10 @@ def study(
     targets: Sequence[float] = (),
     jobs: int = 1,
 ) -> list[TaskStudy]:
-    """All `tasks` in all `runs`, in `jobs` processes; what is in `out` already is not done again."""
+    """All `tasks` in all `runs`, in `jobs` processes; what is in `out` already is not done again.
+
+    Raises ValueError if what is there is of another search.
+    """
     out, config = Path(out), config or PruneConfig()
     todo = {}
     for seed in seeds:
@@ -126,6 +137,8 @@ def study(
                 file = out / run_name(run) / f"{task}-{seed}.json"
                 if not file.exists():
                     todo[file] = (run, task, seed, config, targets, baselines, task in set(controls_for))
+                elif TaskStudy.model_validate_json(file.read_text()).search != config.key():
+                    raise ValueError(f"{file} is of another search: choose another directory")
     with StepProgress("study", max(1, len(todo))) as bar:
         for file, result in in_processes(todo, jobs):
             write_atomic(file, result.model_dump_json() + "\n")

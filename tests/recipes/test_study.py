@@ -1,6 +1,7 @@
 """The study: what is done is not done again, and its sums are those of a hand computation."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,8 @@ def test_a_study_goes_on_where_it_stopped(runs, monkeypatch):
     assert again[0] == first[0]
     assert again[1] == first[1]
     assert load_study(runs / "out") == again
+    with pytest.raises(ValueError, match=r"for_while-0\.json is of another search"):
+        study([runs / "run"], runs / "out", tasks=["for_while"], config=replace(SEARCH, target=0.8))
 
 
 def test_the_command_names_a_task_that_there_is_not(runs, capsys):
