@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 from pellucid.cli import main
 from pellucid.core.circuit import channel_circuit, kept_masks
-from pellucid.core.sites import node_sites
 from pellucid.data import train_tokenizer
 from pellucid.lab.ablate import keep_only, task_loss
 from pellucid.lab.eliminate import without
@@ -18,7 +16,7 @@ from pellucid.lab.means import node_means
 from pellucid.recipes.view import Subject, model_view, verdict
 from pellucid.recipes.workbench import load_view
 from pellucid.viewer.schema import ModelView
-from tests.lab.toy import CIRCUIT, EDGES, ToyTask, toy_model
+from tests.lab.toy import CIRCUIT, EDGES, ToyTask, known_circuit, toy_model
 
 TEXT = np.random.default_rng(0).integers(0, 12, 4000).astype(np.uint16)
 
@@ -33,9 +31,7 @@ class Setting:
 @pytest.fixture(scope="module")
 def setting():
     model = toy_model()
-    kept = {site: torch.zeros(w, dtype=torch.bool) for site, w in node_sites(model.config).items()}
-    for site, channels in CIRCUIT.items():
-        kept[site][channels] = True
+    kept = known_circuit(model)
     means = node_means(model, TEXT, seq_len=15)
     subject = Subject(model, train_tokenizer([], 257), means, ToyTask(), TEXT)
     metrics = {"reached": True, "searched": True, "target": 0.15, "calibrated_task_loss": 0.01}

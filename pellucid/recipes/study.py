@@ -5,12 +5,13 @@ One file for each model, task and seed, so that a stopped study goes on, and sev
 
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,13 +131,16 @@ def study(
     Raises ValueError if what is there is of another search.
     """
     out, config = Path(out), config or PruneConfig()
-    todo = {}
+    todo, asked = {}, set(controls_for)
     for seed in seeds:
         for task in tasks or TASKS:
             for run in map(Path, runs):
                 file = out / run_name(run) / f"{task}-{seed}.json"
                 if not file.exists():
-                    todo[file] = (run, task, seed, config, targets, baselines, task in set(controls_for))
+                    todo[file] = {
+                        "path": run, "task": task, "seed": seed, "config": config, "targets": targets,
+                        "baselines": baselines, "with_controls": task in asked,
+                    }  # fmt: skip
                 elif TaskStudy.model_validate_json(file.read_text()).search != config.key():
                     raise ValueError(f"{file} is of another search: choose another directory")
     with StepProgress("study", max(1, len(todo))) as bar:
@@ -150,39 +154,24 @@ def study(
     return load_study(out)
 
 
-def in_processes(todo: Mapping[Path, tuple], jobs: int):
+def in_processes(todo: Mapping[Path, dict[str, Any]], jobs: int) -> Iterator[tuple[Path, TaskStudy]]:
     """(file, result) of each, as they are done."""
     if jobs == 1:
         for file, arguments in todo.items():
-            yield file, work(*arguments)
+            yield file, study_task(**arguments)
         return
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ProcessPoolExecutor(
         jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
     )
     with pool:
-        futures = {pool.submit(work, *arguments): file for file, arguments in todo.items()}
+        futures = {pool.submit(study_task, **arguments): file for file, arguments in todo.items()}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def work(
-    run: Path,
-    task: str,
-    seed: int,
-    config: PruneConfig,
-    targets: Sequence[float],
-    baselines: Sequence[Method],
-    with_controls: bool,
-) -> TaskStudy:
-    """`study_task`, by position."""
-    return study_task(
-        run, task, seed, config, targets=targets, baselines=baselines, with_controls=with_controls
-    )
 
 
 def load_study(out: str | Path) -> list[TaskStudy]:

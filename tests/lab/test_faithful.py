@@ -10,7 +10,7 @@ from pellucid.lab.discretize import Calibration
 from pellucid.lab.faithful import correlate, faithfulness, kl, resampled_logits
 from pellucid.lab.means import node_means
 from pellucid.lab.prune import everything
-from tests.lab.toy import CIRCUIT, ToyTask, toy_model
+from tests.lab.toy import ToyTask, known_circuit, toy_model
 
 TEXT = np.random.default_rng(0).integers(0, 12, 4000).astype(np.uint16)
 SAME = Calibration(torch.ones(()), torch.zeros(12))
@@ -26,15 +26,6 @@ def means(model):
     return node_means(model, TEXT, seq_len=15)
 
 
-def known(model):
-    return {
-        site: torch.zeros(w, dtype=torch.bool).index_fill(
-            0, torch.tensor(CIRCUIT.get(site, []), dtype=torch.long), True
-        )
-        for site, w in node_sites(model.config).items()
-    }
-
-
 def test_the_whole_model_is_faithful_to_itself(model, means):
     batch = ToyTask().pairs(32, split="test")
     found = faithfulness(model, ToyTask(), batch, everything(model), means, SAME)
@@ -46,7 +37,9 @@ def test_the_whole_model_is_faithful_to_itself(model, means):
 
 
 def test_the_known_circuit_passes_every_test(model, means):
-    found = faithfulness(model, ToyTask(), ToyTask().pairs(32, split="test"), known(model), means, SAME)
+    found = faithfulness(
+        model, ToyTask(), ToyTask().pairs(32, split="test"), known_circuit(model), means, SAME
+    )
     assert found["partial_shift"] < 0.05
     assert found["resample_task_loss"] < 0.1
     assert found["activation_correlation"] > 0.95
@@ -64,7 +57,7 @@ def test_a_circuit_that_needs_the_rest_frozen_is_caught(means):
     fill = node_means(model, TEXT, seq_len=15)
     batch = ToyTask().pairs(32, split="test")
     assert task_loss(model, ToyTask(), batch) > 0.6  # the model cannot do the task
-    found = faithfulness(model, ToyTask(), batch, known(model), fill, SAME)
+    found = faithfulness(model, ToyTask(), batch, known_circuit(model), fill, SAME)
     assert found["partial_shift"] > 0.15
     assert found["kl"] > 0.01
 

@@ -16,7 +16,7 @@ from pellucid.lab.gates import HardConcreteGate
 from pellucid.lab.means import node_means
 from pellucid.lab.prune import everything, prune, sweep
 from pellucid.lab.rank import RANKERS, running
-from tests.lab.toy import CIRCUIT, EDGES, ToyTask, toy_model
+from tests.lab.toy import EDGES, ToyTask, known_circuit, toy_model
 
 SEARCH = PruneConfig(steps=150, pairs=16, pool=64, measure=64, k_coefs=(3e-4, 1e-3))
 TEXT = np.random.default_rng(0).integers(0, 12, 4000).astype(np.uint16)
@@ -48,12 +48,7 @@ def test_every_ranking_scores_every_node_and_depends_on_the_seed_alone(method, m
 def test_rankings_that_look_put_the_known_circuit_on_top(method, model, means):
     scores = RANKERS[method](model, ToyTask(), means, SEARCH)
     flat = torch.cat([s[0] for s in scores.values()])
-    known = torch.cat(
-        [
-            torch.zeros(s.shape[1]).index_fill(0, torch.tensor(CIRCUIT.get(site, []), dtype=torch.long), 1)
-            for site, s in scores.items()
-        ]
-    )
+    known = torch.cat(list(known_circuit(model).values()))
     top = flat.topk(int(known.sum())).indices
     assert known[top].sum() >= known.sum() - 1
 
@@ -112,12 +107,7 @@ def test_partial_ablation_is_the_model_or_the_circuit_at_its_ends(model, means):
 
 
 def test_a_probe_that_ablates_in_part_takes_the_larger_loss(model, means):
-    kept = {
-        site: torch.zeros(w, dtype=torch.bool).index_fill(
-            0, torch.tensor(CIRCUIT.get(site, []), dtype=torch.long), True
-        )
-        for site, w in node_sites(model.config).items()
-    }
+    kept = known_circuit(model)
     mean, stochastic = (
         Probe(model, ToyTask(), means, 0.15, ablation=a, pairs=64) for a in ("mean", "stochastic")
     )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pellucid import ModelConfig, Transformer, uniform
+from pellucid.core.sites import node_sites
 from pellucid.tasks.task import Batch, two_way_loss
 
 A, B, X, Y, FILLER = 0, 1, 2, 3, range(4, 12)
@@ -39,6 +40,14 @@ def toy_model(noise: float = 0.02) -> Transformer:
         attn.proj.weight[3, 0] = 2
         model.head.weight[X, 3], model.head.weight[Y, 3] = 0.5, -0.5
     return model
+
+
+def known_circuit(model: Transformer) -> dict[str, Tensor]:
+    """Masks that keep the nodes of `CIRCUIT`."""
+    kept = {site: torch.zeros(w, dtype=torch.bool) for site, w in node_sites(model.config).items()}
+    for site, channels in CIRCUIT.items():
+        kept[site][channels] = True
+    return kept
 
 
 class ToyTask:

@@ -94,8 +94,8 @@ def test_a_study_goes_on_where_it_stopped(runs, monkeypatch):
     assert set(first[1].curves) == {"learned", "attribution"}
     (runs / "out" / "run" / "if_equals-0.json").unlink()
     made = []
-    real = studying.work
-    monkeypatch.setattr(studying, "work", lambda *arguments: made.append(arguments[1]) or real(*arguments))
+    real = studying.study_task
+    monkeypatch.setattr(studying, "study_task", lambda **given: made.append(given["task"]) or real(**given))
     again = searches()
     assert made == ["if_equals"]
     assert again[0] == first[0]
