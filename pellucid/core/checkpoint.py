@@ -32,12 +32,14 @@ def save_model(
     tokenizer: Tokenizer | None = None,
     metadata: Mapping[str, Any] | None = None,
     extra: Mapping[str, bytes] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write `model` to the directory `path`, atomically: an older checkpoint there stays whole until the end.
 
-    Matrices with under 10% nonzeros are stored as indices and values. `extra` holds further files by relative path.
+    Matrices with under 10% nonzeros are stored as indices and values. `extra` holds further files by relative path;
+    `tensors` are the model's where it holds only a share of them.
     """
-    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in (tensors or model.state_dict()).items()}
     files = {"model.safetensors": pack(tensors), **(extra or {})}
     if tokenizer is not None:
         files["tokenizer.json"] = tokenizer.to_str(pretty=True).encode()

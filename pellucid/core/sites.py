@@ -1,13 +1,14 @@
 """The site table: every place in the transformer that has a name, and what others call it.
 
 Axes: b batch, t token, s key token, d residual width, p position channels, a all heads' channels side by side,
-h heads, n neurons, v output vocabulary.
+h heads, n neurons, k active features, v output vocabulary.
 """
 
 from dataclasses import dataclass
 
 from pellucid.core.config import ModelConfig
 from pellucid.core.errors import unknown
+from pellucid.core.parts import part_sites
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ SITES = (
     Site("{l}.attn.out", "b t d", "attention's write", node=True, circuit_sparsity="{l}.attn.resid_delta", transformer_lens="blocks.{l}.hook_attn_out"),
     Site("{l}.resid.mid", "b t d", "residual stream between attention and MLP", circuit_sparsity="{l}.resid_mid", transformer_lens="blocks.{l}.hook_resid_mid"),
     Site("{l}.mlp.in", "b t d+p", "what the MLP reads: after norm and AbsTopK", node=True, circuit_sparsity="{l}.mlp.act_in", transformer_lens="blocks.{l}.ln2.hook_normalized"),
-    Site("{l}.mlp.code", "b t d+p", "the MLP's input after the module named by `mlp_input`"),
+    Site("{l}.mlp.code", "b t k", "scores of the active features in a bottleneck before the MLP"),
+    Site("{l}.mlp.code.index", "b t k", "which features these are, as integers", cheap=False),
+    Site("{l}.mlp.decoded", "b t d+p", "what the MLP reads after the module named by `mlp_input`"),
     Site("{l}.mlp.act", "b t n", "neurons, after the nonlinearity", node=True, circuit_sparsity="{l}.mlp.post_act", transformer_lens="blocks.{l}.mlp.hook_post"),
     Site("{l}.mlp.out", "b t d", "the MLP's write", node=True, circuit_sparsity="{l}.mlp.resid_delta", transformer_lens="blocks.{l}.hook_mlp_out"),
     Site("{l}.resid.post", "b t d", "residual stream after the layer", transformer_lens="blocks.{l}.hook_resid_post"),
@@ -54,6 +57,7 @@ SITES = (
 
 def model_sites(config: ModelConfig) -> dict[str, Site]:
     """The sites that a model of this config has, by name, in the order of the computation."""
+    coded = part_sites(config.mlp_input)
     by_layer = [site for site in SITES if site.name.startswith("{l}")]
     first, last = [SITES[0]], [site for site in SITES[1:] if not site.name.startswith("{l}")]
     found = {site.name: site for site in first}
@@ -63,7 +67,8 @@ def model_sites(config: ModelConfig) -> dict[str, Site]:
             absent = (
                 (kind.startswith("attn.") and not layer.heads)
                 or (kind.startswith("mlp.") and not layer.d_mlp)
-                or (kind == "mlp.code" and config.mlp_input is None)
+                or (kind.startswith("mlp.code") and kind not in coded)
+                or (kind == "mlp.decoded" and config.mlp_input is None)
                 or (kind == "attn.head" and config.keeps("attn.out") is not None)
             )
             if not absent:

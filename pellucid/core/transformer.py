@@ -206,8 +206,8 @@ class MLP(Sublayer):
         x = self.at("mlp.in", self.read(run.at(self.name("mlp.read"), x), run), run)
         aux = x.new_zeros(())
         if self.input is not None:
-            x, aux = self.input(x)
-            x = self.at("mlp.code", x, run)
+            x, aux = self.input(x, at=lambda site, value: run.at(self.name(site), value))
+            x = self.at("mlp.decoded", x, run)
         act = self.at("mlp.act", self.activation(self.fc(x)), run)
         return self.at("mlp.out", self.proj(act), run), aux
 

@@ -31,8 +31,12 @@ class PruneConfig:
     activations, or nothing (random)."""
 
     ablation: Ablation = "stochastic"
-    """What is done to the nodes outside: all are frozen at their mean; or, in half of the pairs of a step, a random part
-    of them only, and a circuit must reach its target either way."""
+    """What is done to the nodes outside: all are frozen at their mean; or, in two thirds of the pairs of a step, a random
+    part of them only, and a circuit must reach its target either way."""
+
+    shift: float = 0.1
+    """How far, in nats, a circuit's loss may move when only half of the nodes outside are frozen, with stochastic
+    ablation."""
 
     means: Means = "all"
     """What a frozen node is set to: its mean over all pretraining tokens, or over those at the same position."""
@@ -92,7 +96,7 @@ class PruneConfig:
         object.__setattr__(self, "k_coefs", tuple(self.k_coefs))
         if not self.k_coefs:
             raise ValueError("k_coefs must name at least one try")
-        for name in ("target", "steps", "pairs", "lr", "temperature", "clip"):
+        for name in ("target", "shift", "steps", "pairs", "lr", "temperature", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         for name, choices in (

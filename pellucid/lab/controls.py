@@ -130,7 +130,8 @@ def controls(
 ) -> dict[str, list[Point]]:
     """Loss-size curves of the same search on the task with shuffled answers, on a nonsense task, and on an untrained model.
 
-    `tokens` are pretraining tokens: for the untrained model's own means. Losses are on training words, unseen pairs.
+    `tokens` are pretraining tokens: for the untrained model's own means. Losses are on training words, unseen pairs, with
+    all other nodes frozen: a control fails by being low in any way.
     """
     with frozen(model) as model:
         fresh = untrained(model, seed)
@@ -144,5 +145,6 @@ def controls(
         ):
             with frozen(subject) as subject:
                 scores = RANKERS[config.method](subject, asked, fill, config, seed=seed, progress=progress)
-                out[name] = curve(subject, scores, probe_of(subject, asked, fill, config, seed))
+                alone = probe_of(subject, asked, fill, replace(config, ablation="mean"), seed)
+                out[name] = curve(subject, scores, alone)
     return out

@@ -81,8 +81,9 @@ class Probe:
     """Measures circuits against a target: calibration is fitted on one half of the pairs, the loss taken on the other.
 
     With `ablation="stochastic"` a circuit that meets the target is also measured with a random half of the other nodes
-    frozen, drawn for each pair: one calibration is fitted to both, and the loss is the larger of the two. Every such
-    measurement draws anew, so that a search cannot suit itself to the draw; the sequence depends on the seed alone.
+    frozen, drawn for each pair: one calibration is fitted to both, the loss is the larger of the two, and they must
+    not be further apart than `shift`. Every such measurement draws anew, so that a search cannot suit itself to the
+    draw; the sequence depends on the seed alone.
     """
 
     def __init__(
@@ -93,11 +94,13 @@ class Probe:
         target: float,
         *,
         ablation: Ablation = "mean",
+        shift: float = 0.1,
         pairs: int = 256,
         seed: int = 0,
     ):
         self.model, self.task, self.means = model, task, means
-        self.target, self.ablation, self.draws = target, ablation, itertools.count(seed)
+        self.target, self.ablation, self.shift = target, ablation, shift
+        self.draws = itertools.count(seed)
         self.batch = task.pairs(2 * pairs, seed=seed, split="train").to(model.device)
         self.fit = torch.arange(len(self.batch), device=model.device) < 2 * pairs
         self.fitted, self.scored = self.batch.select(self.fit), self.batch.select(~self.fit)
@@ -107,29 +110,24 @@ class Probe:
         logits = circuit_logits(self.model, self.batch, kept, self.means)
         fitted, scored = logits[self.fit], logits[~self.fit]
         calibration = calibrate(self.task, fitted, self.fitted.last())
-        loss = self.loss(calibration(scored), self.scored)
+        loss, shift = self.loss(calibration(scored), self.scored), 0.0
         if self.ablation == "stochastic" and loss <= self.target:
-            few, many = (self.half(part) for part in (self.fitted, self.scored))
             draw = next(self.draws)
             partly, partly_scored = (
-                partial_logits(self.model, part, kept, self.means, seed=draw) for part in (few, many)
+                partial_logits(self.model, part, kept, self.means, seed=draw)
+                for part in (self.fitted, self.scored)
             )
-            rows = torch.arange(len(self.fitted), device=fitted.device)
-            both = self.fitted.last().select(torch.cat([rows, rows[: len(few)]]))
-            calibration = calibrate(self.task, torch.cat([fitted, partly]), both)
-            loss = max(
-                self.loss(calibration(scored), self.scored), self.loss(calibration(partly_scored), many)
-            )
-        return Discretized(dict(kept), loss, self.loss(scored, self.scored), loss <= self.target, calibration)
+            rows = torch.arange(len(self.fitted), device=fitted.device).repeat(2)
+            calibration = calibrate(self.task, torch.cat([fitted, partly]), self.fitted.last().select(rows))
+            own = self.loss(calibration(scored), self.scored)
+            partial = self.loss(calibration(partly_scored), self.scored)
+            loss, shift = max(own, partial), abs(own - partial)
+        reached = loss <= self.target and shift <= self.shift
+        return Discretized(dict(kept), loss, self.loss(scored, self.scored), reached, calibration)
 
     def loss(self, logits: Tensor, batch: Batch) -> float:
         """The task's mean loss of logits (b, 1, v)."""
         return self.task.metric(logits, batch.last()).mean().item()
-
-    @staticmethod
-    def half(batch: Batch) -> Batch:
-        """The first half of a batch's pairs."""
-        return batch.select_pairs(torch.arange(len(batch) // 4, device=batch.tokens.device))
 
     def ablated(self, kept: Kept) -> float:
         """The task's loss, on the second half, of the model without the circuit."""

@@ -53,7 +53,7 @@ def eliminate(
     )
 
     def holds(trial: Discretized) -> bool:
-        return trial.loss <= most and probe.ablated(trial.kept) >= least
+        return trial.reached and trial.loss <= most and probe.ablated(trial.kept) >= least
 
     for _ in range(rounds):
         candidates = least_attributed(model, task, means, found, strata)[:CANDIDATES]

@@ -106,7 +106,14 @@ def probe_of(
 ) -> Probe:
     """What measures circuits in a search with this seed."""
     return Probe(
-        model, task, means, config.target, ablation=config.ablation, pairs=config.measure, seed=seed + 1
+        model,
+        task,
+        means,
+        config.target,
+        ablation=config.ablation,
+        shift=config.shift,
+        pairs=config.measure,
+        seed=seed + 1,
     )
 
 

@@ -62,9 +62,9 @@ def clip_tries(parameters: list[Tensor], most: float) -> None:
 
 
 def running(n: int, widths: Mapping[str, int], draw: torch.Generator) -> dict[str, Tensor]:
-    """Which nodes outside the circuit run in each of `n` pairs, (n, width): none in about half of the pairs, in the
+    """Which nodes outside the circuit run in each of `n` pairs, (n, width): none in about a third of the pairs, in the
     others a random part, whose share is uniform in 0..1."""
-    share = (2 * torch.rand(n, 1, generator=draw) - 1).clamp(min=0)
+    share = (1.5 * torch.rand(n, 1, generator=draw) - 0.5).clamp(min=0)
     return {site: torch.rand(n, width, generator=draw) < share for site, width in widths.items()}
 
 

@@ -54,7 +54,7 @@ class TaskStudy(BaseModel):
     baselines: dict[str, int | None] = {}
     """Edges that each ranking needs to reach the target without elimination; None where it does not."""
     curves: dict[str, list[Point]] = {}
-    """Loss against size, for baselines and controls."""
+    """Loss against size with everything else frozen, for the search, baselines and controls."""
 
     def edges(self, target: float) -> int | None:
         """Of the circuit that reached `target`."""
@@ -89,6 +89,7 @@ def study_task(
     }
     with frozen(bench.model) as model:
         probe = probe_of(model, asked, means, config, seed)
+        frozen_alone = probe_of(model, asked, means, replace(config, ablation="mean"), seed)
         whole = probe(everything(model))
         if whole.loss > config.target:
             return TaskStudy(**facts, refused=f"the whole model's loss is {whole.loss:.3f}")
@@ -102,13 +103,13 @@ def study_task(
             for target in sorted({*targets, config.target})
             if target >= whole.loss
         }
-        curves = {config.method: curve(model, scores, probe, CURVE)}
+        curves = {config.method: curve(model, scores, frozen_alone, CURVE)}
         needed: dict[str, int | None] = {}
         for method in baselines:
             scores = rank(method)
             found = discretize({site: s[0] for site, s in scores.items()}, probe, start=256)
             needed[method] = count_edges(model, found.kept) if found.reached else None
-            curves[method] = curve(model, scores, probe, CURVE)
+            curves[method] = curve(model, scores, frozen_alone, CURVE)
     if with_controls:
         curves |= controls(bench.model, asked, means, bench.train.tokens, config, seed=seed)
     return TaskStudy(**facts, circuits=circuits, baselines=needed, curves=curves)

@@ -8,6 +8,8 @@ from pellucid.training.precision import Precision
 
 GradientRule = Literal["normalize", "clip", "none"]
 GradientScope = Literal["global", "tensor"]
+Optimizer = Literal["adamw", "muon"]
+Parallel = Literal["ddp", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,9 @@ class TrainConfig:
     beta2: float = 0.95
     """Decay of Adam's second moment."""
 
+    optimizer: Optimizer = "adamw"
+    """AdamW for all; or Muon for attention and MLP matrices, and AdamW for embeddings and vectors."""
+
     eps: float = 0.1
     """Adam's epsilon. Large, as in the weight-sparse seed: it goes with gradients of RMS 1."""
 
@@ -52,6 +57,9 @@ class TrainConfig:
 
     precision: Precision = "auto"
     """Autocast. "auto" is bfloat16 where the hardware has it, else float32 with medium matmul precision."""
+
+    parallel: Parallel = "ddp"
+    """What several ranks hold: a replica of the model each, or shares of it (fully sharded data parallel)."""
 
     compile: bool = False
     """Whether the objective is compiled."""
@@ -91,6 +99,8 @@ class TrainConfig:
             ("gradient", get_args(GradientRule)),
             ("gradient_scope", get_args(GradientScope)),
             ("precision", get_args(Precision)),
+            ("optimizer", get_args(Optimizer)),
+            ("parallel", get_args(Parallel)),
         ):
             if getattr(self, name) not in choices:
                 raise unknown(name, getattr(self, name), choices)

@@ -1,12 +1,17 @@
-"""Data-parallel training over the ranks that `torchrun` starts; one process alone needs none of it."""
+"""Training over the ranks that `torchrun` starts; one process alone needs none of it."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from pellucid.training.config import Parallel
+from pellucid.training.objective import Objective
 
 
 @contextmanager
@@ -32,9 +37,33 @@ def size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def wrap(module: nn.Module) -> nn.Module:
-    """`module` with its gradients averaged over the ranks."""
-    return nn.parallel.DistributedDataParallel(module) if size() > 1 else module
+def wrap(objective: Objective, parallel: Parallel) -> nn.Module:
+    """What trains over several ranks: a replica on each, with averaged gradients (`ddp`); or every layer's weights,
+    gradients and optimiser state in shares, gathered as they are needed (`fsdp`). One rank alone needs neither."""
+    if size() == 1:
+        return objective
+    if parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(objective)
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    model = objective.model
+    for block in model.blocks:
+        fully_shard(cast(nn.Module, block))
+    fully_shard(model)
+    register_fsdp_forward_method(model, "outputs")
+    return objective
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor that ranks hold in shares, gathered on each; any other as it is. All ranks must call it."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def like(x: Tensor, p: Tensor) -> Tensor:
+    """A whole tensor in shares, as `p` is."""
+    if isinstance(p, DTensor) and x.shape == p.shape:
+        return distribute_tensor(x, p.device_mesh, p.placements)
+    return x
 
 
 def barrier() -> None:

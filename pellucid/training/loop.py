@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor
 
 from pellucid.core.checkpoint import find_checkpoint, load_metadata, load_model, save_model
 from pellucid.core.taps import Recorder
@@ -23,7 +23,7 @@ from pellucid.training.config import TrainConfig
 from pellucid.training.constraint import Constraint
 from pellucid.training.log import RunLog
 from pellucid.training.objective import Objective
-from pellucid.training.optim import kurtosis, make_optimizer, scale_gradients
+from pellucid.training.optim import kurtosis, make_optimizers, scale_gradients
 from pellucid.training.precision import autocast, matmul_precision
 from pellucid.training.progress import StepProgress
 from pellucid.training.schedules import warmup_decay
@@ -45,13 +45,17 @@ class Trained:
 
 
 class Step:
-    """One optimiser step: forward, backward, gradient rule, AdamW, constraint."""
+    """One optimiser step: forward, backward, gradient rule, optimisers, constraint."""
 
     def __init__(self, model: Transformer, config: TrainConfig, constraint: Constraint | None = None):
         self.config, self.constraint = config, constraint or Constraint()
+        if constraint is not None and config.parallel == "fsdp" and type(constraint) is not Constraint:
+            raise ValueError(
+                "parallel='fsdp' cannot hold weights sparse, which needs whole matrices: use 'ddp'"
+            )
+        objective = distributed.wrap(Objective(model), config.parallel)
         self.trained = self.constraint.trained(model)
-        self.optimizer = make_optimizer(self.trained.values(), config)
-        objective: nn.Module = distributed.wrap(Objective(model))
+        self.optimizers = make_optimizers(self.trained, config)
         self.objective = torch.compile(objective) if config.compile else objective
 
     def learning_rate(self, step: int) -> float:
@@ -62,16 +66,18 @@ class Step:
 
     def __call__(self, step: int, windows: Tensor) -> tuple[Tensor, Tensor]:
         """Train on token windows (b, t + 1); returns (cross-entropy, gradient RMS before it was scaled)."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate(step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.learning_rate(step)
         self.constraint.before(step)
         with autocast(self.config.precision, windows.device):
             loss, nll = self.objective(windows)
         loss.backward()
         self.constraint.backward()
         rms = scale_gradients(self.trained.values(), self.config)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.constraint.apply((step + 1) / self.config.steps)
         return nll.detach(), rms
 
@@ -106,7 +112,7 @@ def train(
         start, seconds = begin(model, out, description, resume)
         step = Step(model, config, constraint)
         if start:
-            load_state(find_checkpoint(out), step.trained, step.optimizer)
+            load_state(find_checkpoint(out), step.trained, step.optimizers)
         step.constraint.begin()
         batches = TokenBatches(
             data,
@@ -123,9 +129,11 @@ def train(
         def save(done: int) -> None:
             metadata = {**description, "step": done, "tokens": done * tokens_a_step,
                         "seconds": seconds, "validation": losses}  # fmt: skip
+            state = pack_state(model, step.trained, step.optimizers)
+            tensors = {name: distributed.whole(t) for name, t in model.state_dict().items()}
             if distributed.rank() == 0:
                 save_model(model, out / "checkpoint", tokenizer=tokenizer, metadata=metadata,
-                           extra=pack_state(model, step.trained, step.optimizer))  # fmt: skip
+                           tensors=tensors, extra=state)  # fmt: skip
             distributed.barrier()
 
         with (

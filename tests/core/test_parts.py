@@ -17,7 +17,7 @@ class Halve(nn.Module):
         super().__init__()
         self.factor = nn.Parameter(torch.full((d_in,), factor))
 
-    def forward(self, x):
+    def forward(self, x, at=None):
         return self.factor * x, x.square().mean()
 
 
@@ -25,6 +25,9 @@ class Halve(nn.Module):
 def installed(monkeypatch):
     point = EntryPoint(name="halve", value="tests.core.test_parts:Halve", group="pellucid.parts")
     monkeypatch.setattr(parts, "entry_points", lambda group: [point] if group == "pellucid.parts" else [])
+    parts.find_part.cache_clear()
+    yield
+    parts.find_part.cache_clear()
 
 
 FIELDS = {"vocab_size": 11, "d_model": 8, "n_ctx": 9, "layers": uniform(2, 2, 4, 6)}
@@ -36,8 +39,8 @@ def test_a_named_module_stands_before_every_mlp_and_its_loss_is_added(installed,
     logits, aux = model.outputs(tokens, tap=recorder)
     expected = 0
     for layer in (0, 1):
-        read, code = recorder.values[f"{layer}.mlp.in"], recorder.values[f"{layer}.mlp.code"]
-        torch.testing.assert_close(code, 0.25 * read)
+        read, decoded = recorder.values[f"{layer}.mlp.in"], recorder.values[f"{layer}.mlp.decoded"]
+        torch.testing.assert_close(decoded, 0.25 * read)
         expected = expected + read.square().mean()
     torch.testing.assert_close(aux, expected)
     save_model(model, tmp_path / "m")
@@ -47,4 +50,4 @@ def test_a_named_module_stands_before_every_mlp_and_its_loss_is_added(installed,
 def test_an_unknown_kind_is_named_and_without_one_there_is_no_such_site(installed):
     with pytest.raises(ValueError, match="unknown mlp_input kind 'halv'; did you mean 'halve'"):
         Transformer(ModelConfig(**FIELDS, mlp_input={"kind": "halv"}), device="cpu")
-    assert "0.mlp.code" not in Transformer(ModelConfig(**FIELDS), device="cpu").sites
+    assert "0.mlp.decoded" not in Transformer(ModelConfig(**FIELDS), device="cpu").sites
