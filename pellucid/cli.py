@@ -1,5 +1,6 @@
-"""The command line: `pellucid train | prune | tune | study | tasks | report | demo | programs | compile`."""
+"""The command line: `pellucid train | prune | tune | study | tasks | report | demo | programs | compile | eval`."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -13,10 +14,12 @@ from rich.table import Table
 
 from pellucid.core.circuit import Circuit
 from pellucid.core.errors import unknown
+from pellucid.core.files import write_atomic
 from pellucid.lab.ablate import last_logits
 from pellucid.lab.config import PruneConfig
 from pellucid.lab.controls import loss_at
 from pellucid.recipes.demo import demo, show
+from pellucid.recipes.perplexity import TOKENS, measure, perplexity_table
 from pellucid.recipes.recipe import Recipe, run
 from pellucid.recipes.registry import RECIPES, get_recipe
 from pellucid.recipes.tune import CENTRE, tune
@@ -345,6 +348,64 @@ class Compile:
             raise SystemExit(1)
 
 
+@dataclass
+class Eval:
+    """Measure a model: its perplexity on held-out text, or tasks of the LM Evaluation Harness."""
+
+    run: tyro.conf.Positional[Path]
+    """Directory of a run, or pellucid:NAME."""
+
+    tasks: list[str] = field(default_factory=list)
+    """Tasks by the harness' names, or by those in INCLUDE-PATH. Needs the extra `eval`."""
+
+    perplexity: list[str] | None = None
+    """Text files, or corpora, of which held-out text is taken. Without any: the run's own corpora."""
+
+    include_path: Path | None = None
+    """Directory of task files in the harness' format."""
+
+    limit: int | None = None
+    """The most items of each task."""
+
+    num_fewshot: int | None = None
+    """Worked examples before each item; as the task says if left out."""
+
+    tokens: int = TOKENS
+    """About how many tokens of each corpus perplexity is over, in whole documents."""
+
+    batch_size: int = 16
+    """Sequences at once."""
+
+    out: Path | None = None
+    """File for the results, as JSON."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, ..."""
+
+    def __call__(self) -> None:
+        found: dict[str, Any] = {"model": str(self.run)}
+        how: Any = {"batch_size": self.batch_size, "device": self.device}
+        if self.tasks:
+            from pellucid.interop.lm_eval import evaluate, task_table  # slow to import, and an extra
+
+            found |= evaluate(
+                self.run,
+                self.tasks,
+                limit=self.limit,
+                num_fewshot=self.num_fewshot,
+                include_path=self.include_path,
+                **how,
+            )
+            results.print(task_table(found))
+        if self.perplexity is not None or not self.tasks:
+            measured = measure(self.run, self.perplexity or (), tokens=self.tokens, **how)
+            found["perplexity"] = {source: p.as_dict() for source, p in measured.items()}
+            results.print(perplexity_table(measured))
+        if self.out is not None:
+            write_atomic(self.out, json.dumps(found, indent=1) + "\n")
+            print(self.out)
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     "prune": Prune,
     "tune": Tune,
@@ -352,6 +413,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "study": Study,
     "report": Report,
     "demo": Demo,
+    "eval": Eval,
     "programs": Programs,
 }
 USAGE = """usage: pellucid COMMAND ...
@@ -363,6 +425,7 @@ Transformers whose mechanisms can be read.
   tune RUN            find a smaller one, with many settings of the search
   study RUN ...       prune every task out of several models
   tasks               list the tasks, or measure a model on them
+  eval RUN            measure perplexity, or tasks of the LM Evaluation Harness
   report RUN ...      draw pruned circuits as one HTML page
   demo                all of it, on a small model: six to ten minutes on two CPU cores
   programs            list the programs that can be compiled

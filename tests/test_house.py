@@ -10,7 +10,7 @@ import pytest
 import pellucid
 
 ROOT = Path(pellucid.__file__).parent
-# What each room may import beside itself. Families (sparse, ...) never import each other or `lab`.
+# What each room may import beside itself. Families (sparse, compiled, parity) never import each other or `lab`.
 ALLOWED = {
     "core": {"kernels"},
     "kernels": set(),
@@ -19,10 +19,22 @@ ALLOWED = {
     "training": {"core", "kernels", "data", "tasks"},
     "sparse": {"core", "kernels", "data", "tasks", "training"},
     "compiled": {"core", "kernels", "data", "tasks", "training"},
+    "parity": {"core", "kernels", "data", "tasks", "training"},
     "lab": {"core", "kernels", "data", "tasks", "training"},
     "viewer": {"core", "tasks"},
     "interop": {"core", "kernels", "data", "tasks", "training", "lab"},
-    "recipes": {"core", "kernels", "data", "tasks", "training", "sparse", "compiled", "lab", "viewer"},
+    "recipes": {
+        "core",
+        "kernels",
+        "data",
+        "tasks",
+        "training",
+        "sparse",
+        "compiled",
+        "parity",
+        "lab",
+        "viewer",
+    },
 }
 # A page is made of result JSON only: these never see a model.
 PAGES = {
@@ -76,6 +88,7 @@ def test_importing_brings_no_extra_and_no_command_line():
     )
     heavy = {
         "datasets",
+        "lm_eval",
         "transformers",
         "tensorboard",
         "optuna",

@@ -59,7 +59,7 @@ def save_model(
 def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Transformer:
     """The model in the directory `path`, or in its `checkpoint/`; `pellucid:NAME` is one that comes with the package.
 
-    Raises `ValueError`, naming the file, where something is missing, damaged or unknown.
+    It is in eval mode. Raises `ValueError`, naming the file, where something is missing, damaged or unknown.
     """
     path = find_checkpoint(path)
     config = read_config(path)
@@ -78,7 +78,7 @@ def load_model(path: str | Path, *, device: str | torch.device = "auto") -> Tran
                 f"the config says {tuple(want[name].shape)}"
             )
     model.load_state_dict(weights)
-    return model.to(pick_device(device))
+    return model.to(pick_device(device)).eval()
 
 
 def load_metadata(path: str | Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Modules that a config names by `kind`, found through the entry-point group `pellucid.parts`.
 
-So `core` loads any checkpoint and imports no family. An entry point's object is called as
-`make(d_in=width, **fields)` and returns a module whose `forward(x, at)` gives `(x, aux_loss)`. Its `sites` names
+So `core` loads any checkpoint and imports no family. An entry point names a module class. Its classmethod
+`make(d_in=width, **fields)` gives a module whose `forward(x, at)` gives `(x, aux_loss)`. Its `sites`, if it has any, are
 the sites of the layer where it has a value to show: there it calls `at(site, value)` and goes on with what comes back.
 """
 
@@ -17,7 +17,7 @@ from pellucid.core.errors import unknown
 
 @cache
 def find_part(kind: str) -> Any:
-    """What makes the module that `kind` names. ValueError, with near matches, if there is none."""
+    """The module class that `kind` names. ValueError, with near matches, if there is none."""
     found = {point.name: point for point in entry_points(group="pellucid.parts")}
     if kind not in found:
         raise unknown("mlp_input kind", kind, found)
@@ -27,9 +27,9 @@ def find_part(kind: str) -> Any:
 def make_part(config: Mapping[str, Any], d_in: int) -> nn.Module:
     """The module that `config["kind"]` names, of input width `d_in`. ValueError for fields that it does not have."""
     fields = dict(config)
-    make = find_part(fields.pop("kind"))
+    part = find_part(fields.pop("kind"))
     try:
-        return make(d_in=d_in, **fields)
+        return part.make(d_in=d_in, **fields)
     except TypeError as error:
         raise ValueError(f"mlp_input: {error}") from None
 

@@ -381,7 +381,7 @@ class Transformer(nn.Module):
             )
         if start + tokens.shape[1] > self.config.n_ctx:
             raise ValueError(f"{start + tokens.shape[1]} tokens do not fit into n_ctx = {self.config.n_ctx}")
-        if not torch.compiler.is_compiling() and tokens.numel():
+        if not (torch.compiler.is_compiling() or tokens.is_meta) and tokens.numel():
             for token in (int(tokens.min()), int(tokens.max())):
                 if not 0 <= token < self.config.vocab_size:
                     raise ValueError(f"token {token} is not in the vocabulary of {self.config.vocab_size}")

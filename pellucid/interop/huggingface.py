@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pellucid.core.config import ModelConfig, from_fields, uniform
 from pellucid.core.errors import unknown
+from pellucid.core.likelihood import check_language_model
 from pellucid.core.transformer import Transformer, pick_device
 from pellucid.data.tokenizer import END_OF_TEXT, end_of_text_id
 from pellucid.interop.gpt2_names import fill
@@ -194,13 +195,7 @@ def to_huggingface(model: Transformer, tokenizer: Tokenizer | None = None) -> Pe
     With a `tokenizer` generation ends at its end of text. Raises `ValueError` for a model that predicts no next token:
     one that is not causal, or whose output is another vocabulary.
     """
-    if not model.config.causal:
-        raise ValueError("only a causal model generates text, and this one has causal=False")
-    if model.config.d_vocab_out != model.config.vocab_size:
-        raise ValueError(
-            f"only a model that predicts its own tokens generates text, and this one has "
-            f"vocab_size={model.config.vocab_size}, output_vocab={model.config.d_vocab_out}"
-        )
+    check_language_model(model)
     fields = json.loads(model.config.to_json())
     out = PellucidForCausalLM(PellucidConfig(transformer=fields, dtype=model.config.dtype))
     out.transformer.load_state_dict(model.state_dict())

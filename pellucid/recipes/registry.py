@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pellucid.core.config import ActivationSparsity, ModelConfig, uniform
 from pellucid.core.errors import unknown
-from pellucid.recipes.ablations import makers
+from pellucid.recipes import ablations, parity
 from pellucid.recipes.recipe import CorpusConfig, DataConfig, Recipe
 from pellucid.sparse.projection import SparsityConfig
 from pellucid.training.config import TrainConfig
@@ -140,7 +140,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "dense-python-4l": dense_python_4l,
     "dense-python-4l-small": dense_python_4l_small,
     "seed-sparse": seed_sparse,
-    **makers(),
+    **ablations.makers(),
+    **parity.makers(),
 }
 
 

@@ -61,16 +61,7 @@ class Workbench:
         """
         metadata, tokenizer = load_metadata(path), load_tokenizer(path)
         model = load_model(path, device=device).eval()
-        if not metadata.get("recipe"):
-            raise ValueError(
-                f"{path} does not say what it was trained on, so its nodes' means cannot be computed"
-            )
-        try:
-            recipe = TypeAdapter(Recipe).validate_python(metadata["recipe"])
-        except ValidationError as error:
-            raise ValueError(
-                f"{find_checkpoint(path) / 'config.json'}: its recipe is not valid: {error}"
-            ) from None
+        recipe = load_recipe(path)
         mixture = [(c.name, c.weight) for c in recipe.data.corpora]
         train = prepare(mixture, tokenizer, MEAN_TOKENS, "train", seed=recipe.data.seed)
         text = prepare(mixture, tokenizer, MEAN_TOKENS, "validation", seed=recipe.data.seed)
@@ -156,6 +147,19 @@ class Workbench:
         if not losses:
             return None
         return sum(weights[name] * loss for name, loss in losses.items()) / sum(weights[n] for n in losses)
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """What the run at `path` was trained from; a `ValueError` if it does not say."""
+    recipe = load_metadata(path).get("recipe")
+    if not recipe:
+        raise ValueError(f"{path} does not say what it was trained on")
+    try:
+        return TypeAdapter(Recipe).validate_python(recipe)
+    except ValidationError as error:
+        raise ValueError(
+            f"{find_checkpoint(path) / 'config.json'}: its recipe is not valid: {error}"
+        ) from None
 
 
 def parameter_counts(model: Transformer) -> dict[str, float | int]:

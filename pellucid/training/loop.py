@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from pellucid.core.checkpoint import find_checkpoint, load_metadata, load_model, save_model
 from pellucid.core.taps import Recorder
@@ -109,7 +109,7 @@ def train(
     out, validation = Path(out), dict(validation or {})
     description = {"train": asdict(config), "recipe": dict(recipe or {}), "data": dict(made_from or {})}
     with distributed.process_group(model.device):
-        start, seconds = begin(model, out, description, resume)
+        start, seconds = begin(model.train(), out, description, resume)
         step = Step(model, config, constraint)
         if start:
             load_state(find_checkpoint(out), step.trained, step.optimizers)
@@ -203,8 +203,9 @@ def evaluate(model: Transformer, tokens: Any, config: TrainConfig) -> float:
     batches = TokenBatches(tokens, min(rows, config.batch_size), config.seq_len, seed=0)
     n = max(1, rows // batches.batch_size)
     objective, total = Objective(model), torch.zeros((), device=model.device, dtype=torch.float64)
-    for i in range(distributed.rank(), n, distributed.size()):
-        total += objective(batches.at(i).to(model.device))[1]
+    with eval_mode(model):
+        for i in range(distributed.rank(), n, distributed.size()):
+            total += objective(batches.at(i).to(model.device))[1]
     return (distributed.sum_of(total) / n).item()
 
 
@@ -213,9 +214,21 @@ def residual_kurtosis(model: Transformer, tokens: Any, config: TrainConfig) -> d
     """Figure 10's statistic of the final residual stream on a few sequences: over channels, and over tokens."""
     recorder = Recorder({"final"})
     windows = TokenBatches(tokens, 4, config.seq_len, seed=0).at(0)
-    model(windows[:, :-1].to(model.device), tap=recorder)
+    with eval_mode(model):
+        model(windows[:, :-1].to(model.device), tap=recorder)
     final = recorder.values["final"]
     return {"kurtosis": kurtosis(final), "kurtosis_of_channels": kurtosis(final.flatten(0, 1).T)}
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; as it was afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 @contextmanager

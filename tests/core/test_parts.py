@@ -17,6 +17,10 @@ class Halve(nn.Module):
         super().__init__()
         self.factor = nn.Parameter(torch.full((d_in,), factor))
 
+    @classmethod
+    def make(cls, d_in, **fields):
+        return cls(d_in, **fields)
+
     def forward(self, x, at=None):
         return self.factor * x, x.square().mean()
 

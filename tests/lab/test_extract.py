@@ -141,6 +141,10 @@ class RollAndHalve(torch.nn.Module):
     def __init__(self, d_in):
         super().__init__()
 
+    @classmethod
+    def make(cls, d_in):
+        return cls(d_in)
+
     def forward(self, x, at=None):
         return x.roll(1, -1) / 2, x.new_zeros(())
 

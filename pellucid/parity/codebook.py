@@ -1,0 +1,51 @@
+"""The flat baseline: a learned codebook in the bottleneck's place, all of whose entries compete in every token.
+
+Codebook features (Tamkin et al. 2023), with scores as weights; a TopK sparse autoencoder with tied weights.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pellucid.parity.bases import VectorBasis
+from pellucid.parity.bottleneck import TINY, At
+
+
+class TopKCodebook(nn.Module):
+    """`forward(x) -> (x_hat, aux_loss)`: the `k` entries of largest |score|, summed by score, at the input's norm.
+
+    The product with all `features` entries selects, without gradients; scores of the chosen ones are taken again, so that
+    the backward pass is a gather.
+    """
+
+    sites = ("mlp.code", "mlp.code.index")
+
+    def __init__(self, d_in: int, *, features: int, k: int, aux_weight: float = 0.01):
+        super().__init__()
+        if not 1 <= k <= features:
+            raise ValueError(f"k must be in 1..{features}, the number of features, got {k}")
+        self.k, self.aux_weight = k, aux_weight
+        self.basis = VectorBasis(d_in, features, learned=True)
+
+    @classmethod
+    def make(cls, d_in: int, **fields: Any) -> "TopKCodebook":
+        """The part that a model's `mlp_input` of kind `topk` names."""
+        return cls(d_in, **fields)
+
+    def forward(self, x: Tensor, at: At | None = None) -> tuple[Tensor, Tensor]:
+        """x (..., d) -> (what the MLP reads, the weighted reconstruction loss)."""
+        flat = x.reshape(-1, x.shape[-1])
+        with torch.no_grad():
+            index = (flat @ self.basis.vectors.T).abs().topk(self.k, dim=-1).indices
+        wide = flat.float()
+        score = self.basis.score(wide, index)
+        if at is not None:
+            shape = (*x.shape[:-1], self.k)
+            index = at("mlp.code.index", index.view(shape)).view(index.shape)
+            score = at("mlp.code", score.view(shape)).view(score.shape)
+        x_hat = self.basis.decode(score, index)
+        norm = wide.norm(dim=-1, keepdim=True)
+        x_hat = x_hat * (norm / x_hat.norm(dim=-1, keepdim=True).clamp(min=TINY))
+        error = (wide - x_hat).square().sum(-1) / norm.squeeze(-1).square().clamp(min=TINY)
+        return x_hat.view_as(x).to(x.dtype), self.aux_weight * error.mean()

@@ -1,0 +1,294 @@
+"""The bottleneck: what is active, what comes out, what the moments are, and what taps may change."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pellucid import ModelConfig, Patch, Recorder, Tap, Transformer, generate, load_model, save_model, uniform
+from pellucid.parity import ParityBottleneck, ParityConfig, directions, unfold
+
+CONFIGS = [
+    ParityConfig(d=16, active=(5,), children=()),
+    ParityConfig(d=16, active=(4, 6), children=(8,)),
+    ParityConfig(d=32, active=(4, 6, 5), children=(4, 8)),
+    ParityConfig(d=16, active=(4, 6), children=(8,), routing="flat"),
+]
+
+
+def example(config, seed=0, train=False):
+    """A bottleneck with moments that matter."""
+    bottleneck = ParityBottleneck(config).train(train)
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        bottleneck.moments.mean.copy_(torch.randn(config.features, generator=draw) * 0.3)
+        spread = 0.5 + torch.rand(config.features, generator=draw)
+        bottleneck.moments.square.copy_(bottleneck.moments.mean.square() + spread.square())
+    return bottleneck
+
+
+def features(config):
+    """All features as vectors (features, d), in float64."""
+    i = torch.arange(config.features - config.d)
+    return torch.cat([torch.eye(config.d), directions(config.d, i)]).double()
+
+
+def brute_force(bottleneck, x):
+    """The active features of one token x (d,) and their standardised scores, from all explicit vectors."""
+    c = bottleneck.config
+    mean, scale = (v.double() for v in bottleneck.standards())
+    z = ((features(c) @ x.double()) - mean) * scale
+
+    def top(candidates, k):
+        return sorted(candidates, key=lambda i: (-round(abs(z[i].item()), 6), i))[:k]
+
+    if c.routing == "flat":
+        chosen = top(range(c.features), c.k)
+        return [(chosen, z[chosen])]
+    found = [top(range(c.d), c.active[0])]
+    for level, (children, k) in enumerate(zip(c.children, c.active[1:], strict=True), start=1):
+        parents = [p - (c.d if level > 1 else 0) for p in found[-1]]
+        first = int(level > 1)
+        found.append(
+            top([c.d + (p | j << c.shift(level)) for p in parents for j in range(first, children)], k)
+        )
+    return [(chosen, z[chosen]) for chosen in found]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.routing}-{c.active}")
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10_000))
+def test_encoding_is_the_brute_force_over_explicit_directions(config, seed):
+    bottleneck = example(config, seed)
+    x = torch.randn(7, config.d, generator=torch.Generator().manual_seed(seed))
+    code = bottleneck.encode(x)
+    vectors = features(config)
+    for row in range(len(x)):
+        expected = brute_force(bottleneck, x[row])
+        assert len(expected) == len(code.levels)
+        total = torch.zeros(config.d, dtype=torch.float64)
+        for (index, score), (chosen, z) in zip(code.levels, expected, strict=True):
+            assert index[row].tolist() == chosen
+            torch.testing.assert_close(score[row].double(), z, atol=1e-4, rtol=1e-4)
+            total += z @ vectors[chosen]
+        expected_out = total * x[row].double().norm() / total.norm()
+        torch.testing.assert_close(bottleneck.decode(code)[row].double(), expected_out, atol=1e-4, rtol=1e-4)
+
+
+def test_equal_scores_are_taken_in_the_order_of_features():
+    config = ParityConfig(d=16, active=(3, 2), children=(4,))
+    bottleneck = ParityBottleneck(config).eval()
+    code = bottleneck.encode(torch.ones(1, 16))
+    assert code.levels[0][0].tolist() == [[0, 1, 2]]
+    again = bottleneck.encode(torch.ones(1, 16))
+    assert torch.equal(code.index, again.index)
+
+
+def test_siblings_are_orthogonal():
+    config = CONFIGS[1]
+    siblings = directions(16, torch.tensor([5 | j << 4 for j in range(8)]))
+    torch.testing.assert_close(siblings @ siblings.T, torch.eye(8))
+    assert config.shift(1) == 4
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.routing}-{c.active}")
+def test_the_gradient_is_that_of_small_differences_with_moments_and_selection_held(config):
+    bottleneck = example(config).double()
+    x = torch.randn(3, config.d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x.requires_grad_()
+
+    def out(x):
+        x_hat, aux = bottleneck(x)
+        return x_hat, aux
+
+    assert torch.autograd.gradcheck(out, (x,), eps=1e-7, atol=1e-5)
+
+
+def test_what_comes_out_has_the_norm_of_what_went_in():
+    bottleneck = example(CONFIGS[2])
+    x = torch.randn(2, 5, 32)
+    x_hat, aux = bottleneck(x)
+    torch.testing.assert_close(x_hat.norm(dim=-1), x.norm(dim=-1))
+    error = (x - x_hat).square().sum(-1) / x.square().sum(-1)
+    torch.testing.assert_close(aux, 0.01 * error.mean())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.routing}-{c.active}")
+def test_moments_are_those_of_a_plain_accumulation_over_candidates_alone(config):
+    config = replace(config, samples=4, decay=0.9)
+    bottleneck = ParityBottleneck(config).train()
+    mean, square = torch.zeros(config.features).double(), torch.ones(config.features).double()
+    vectors = features(config)
+    for batch in range(5):
+        x = torch.randn(12, config.d, generator=torch.Generator().manual_seed(batch)) + 0.5
+        rows, before = bottleneck.sample(12).tolist(), example(config)
+        before.load_state_dict(bottleneck.state_dict())
+        seen = {c: [x[row, c].item() for row in range(12)] for c in range(config.d)}
+        for row in rows:
+            for level, children in enumerate(config.children, start=1):
+                first = int(level > 1)
+                if config.routing == "flat":
+                    parents = range(config.d)
+                else:
+                    active = before.encode(x[row][None]).levels[level - 1][0][0].tolist()
+                    parents = [p - (config.d if level > 1 else 0) for p in active]
+                for p in parents:
+                    for j in range(first, children):
+                        i = config.d + (p | j << config.shift(level))
+                        seen.setdefault(i, []).append((vectors[i] @ x[row].double()).item())
+        for i, scores in seen.items():
+            keep = 0.9 ** len(scores)
+            scores = torch.tensor(scores).double()
+            mean[i] = keep * mean[i] + (1 - keep) * scores.mean()
+            square[i] = keep * square[i] + (1 - keep) * scores.square().mean()
+        bottleneck(x)
+        torch.testing.assert_close(bottleneck.moments.mean.double(), mean, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(bottleneck.moments.square.double(), square, atol=1e-5, rtol=1e-4)
+
+
+def test_moments_are_frozen_in_eval_mode():
+    bottleneck = ParityBottleneck(CONFIGS[1]).eval()
+    before = {name: t.clone() for name, t in bottleneck.state_dict().items()}
+    bottleneck(torch.randn(9, 16))
+    assert all(torch.equal(before[name], t) for name, t in bottleneck.state_dict().items())
+
+
+def test_without_standardisation_scores_are_raw():
+    bottleneck = ParityBottleneck(ParityConfig(d=16, active=(3,), children=(), standardise=False)).train()
+    x = torch.randn(4, 16) + 3
+    code = bottleneck.encode(x)
+    assert torch.equal(code.score, x.gather(1, code.index))
+
+
+@pytest.mark.parametrize("basis", ["random", "gaussian", "learned"])
+def test_other_bases_go_through_the_same_bottleneck(basis):
+    config = ParityConfig(d=16, active=(4, 6), children=(8,), basis=basis)
+    bottleneck = example(config)
+    x = torch.randn(5, 16, requires_grad=True)
+    x_hat, aux = bottleneck(x)
+    (x_hat.sum() + aux).backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    learned = dict(bottleneck.named_parameters())
+    assert bool(learned) == (basis == "learned")
+    for p in learned.values():
+        assert p.grad is not None
+        assert p.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("basis", ["parity", "gaussian"])
+def test_bases_agree_with_their_own_vectors(basis):
+    config = ParityConfig(d=16, active=(4, 6), children=(8,), basis=basis)
+    bottleneck = example(config)
+    x = torch.randn(5, 16)
+    code = bottleneck.encode(x)
+    i = torch.arange(config.features - 16)
+    vectors = bottleneck.basis.decode(torch.ones(len(i), 1), i[:, None])
+    mean, scale = bottleneck.standards()
+    index, score = code.levels[1]
+    raw = torch.einsum("nd,nkd->nk", x, vectors[index - 16])
+    torch.testing.assert_close(score, (raw - mean[index]) * scale[index], atol=1e-4, rtol=1e-4)
+
+
+def test_unfolding_names_each_sign():
+    bottleneck = example(CONFIGS[1])
+    code = bottleneck.encode(torch.randn(6, 16))
+    two = unfold(code)
+    assert (two.score >= 0).all()
+    assert torch.equal(two.index // 2, code.index)
+    assert torch.equal(two.index % 2, (code.score < 0).long())
+
+
+MODEL = ModelConfig(
+    vocab_size=13,
+    d_model=16,
+    n_ctx=12,
+    layers=uniform(2, 2, 8, 24),
+    positions="learned",
+    mlp_input={"kind": "parity", "active": [4, 6], "children": [8]},
+)
+
+
+def test_a_model_shows_and_takes_edited_codes_also_while_it_generates(tmp_path):
+    model = Transformer(MODEL, seed=0, device="cpu").eval()
+    tokens = torch.randint(0, 13, (2, 9), generator=torch.Generator().manual_seed(0))
+    recorder = Recorder({"1.mlp.code", "1.mlp.code.index"})
+    plain = model(tokens, tap=recorder)
+    score, index = recorder.values["1.mlp.code"], recorder.values["1.mlp.code.index"]
+    assert score.shape == index.shape == (2, 9, 10)
+    assert index.dtype == torch.int64
+    assert torch.equal(model(tokens, tap=Patch(recorder.values)), plain)
+
+    feature = int(index[0, 0, 7])
+    steer = Tap.at(lambda site, x: torch.full_like(x, feature), {"1.mlp.code.index"})
+    assert not torch.allclose(model(tokens, tap=steer), plain)
+    assert generate(model, [[1, 2]], 6, tap=steer) == generate(model, [[1, 2]], 6, tap=steer, use_cache=False)
+
+    save_model(model, tmp_path / "m")
+    assert torch.equal(load_model(tmp_path / "m", device="cpu")(tokens), plain)
+
+
+def test_zeroing_all_scores_leaves_the_mlp_nothing_to_read():
+    model = Transformer(MODEL, seed=0, device="cpu").eval()
+    recorder, tokens = Recorder({"0.mlp.decoded"}), torch.arange(9)[None]
+    from pellucid.core.taps import chain
+
+    model(tokens, tap=chain(Tap.at(lambda site, x: x * 0, {"0.mlp.code"}), recorder))
+    assert recorder.values["0.mlp.decoded"].abs().max() == 0
+
+
+def test_a_feature_that_there_is_not_is_named():
+    model = Transformer(MODEL, seed=0, device="cpu").eval()
+    tap = Tap.at(lambda site, x: x + 1000, {"0.mlp.code.index"})
+    with pytest.raises(ValueError, match=r"feature \d+ is not in 0..143"):
+        model(torch.arange(5)[None], tap=tap)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"d": 48}, "d must be a power of two in 8..65536, got 48; the nearest is 32"),
+        ({"d": 16, "children": (32,)}, r"need indices of 9 bits; d=16 has 2 t = 8"),
+        (
+            {"d": 16, "active": (17, 2), "children": (4,)},
+            r"active\[0\] must be in 1..16, its candidates, got 17",
+        ),
+        (
+            {"d": 16, "active": (2, 9), "children": (4,)},
+            r"active\[1\] must be in 1..8, its candidates, got 9",
+        ),
+        ({"d": 16, "active": (2, 2, 7), "children": (4, 4)}, r"active\[2\] must be in 1..6"),
+        ({"d": 16, "active": (2,), "children": (4,)}, "active needs one number for level 0"),
+        ({"d": 16, "active": (2, 2), "children": (3,)}, "children must be powers of two"),
+        ({"d": 16, "active": (2, 2, 2), "children": (4, 4), "routing": "flat"}, "flat routing has one level"),
+        ({"d": 16, "active": (2,), "children": (), "routing": "flatt"}, "did you mean 'flat'"),
+        ({"d": 16, "active": (2,), "children": (), "decay": 1.0}, "decay must be between 0 and 1, got 1.0"),
+        (
+            {"d": 16, "active": (2,), "children": (), "samples": 0},
+            "samples must be a positive integer, got 0",
+        ),
+    ],
+)
+def test_configs_that_cannot_be_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        ParityConfig(**fields)
+
+
+def test_unknown_fields_of_the_part_are_named():
+    with pytest.raises(ValueError, match=r"mlp_input: .*'activ'"):
+        Transformer(replace(MODEL, mlp_input={"kind": "parity", "activ": [1]}), device="cpu")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_input_that_is_not_finite_is_named(value):
+    x = torch.randn(3, 16)
+    x[1, 5] = value
+    with pytest.raises(ValueError, match=rf"not finite: {value} at token 1, channel 5, one of 1"):
+        ParityBottleneck(CONFIGS[1])(x)
+
+
+def test_input_of_another_width_is_named():
+    with pytest.raises(ValueError, match="the bottleneck codes 16 channels, got 8"):
+        ParityBottleneck(CONFIGS[1])(torch.zeros(2, 8))
