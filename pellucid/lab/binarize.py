@@ -6,7 +6,7 @@ that is nearer. The levels are trained through a mixture of the identity and a s
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
@@ -120,6 +120,8 @@ class Binarized(Frozen):
     model: str
     """The model's content hash."""
     levels: tuple[TwoLevels, ...]
+    grid: tuple[TwoLevels, ...]
+    """The levels that the grid search chose, untrained."""
     excluded: tuple[Node, ...]
     """The circuit's nodes that were left as they are."""
     circuit: TaskLosses
@@ -134,19 +136,7 @@ class Binarized(Frozen):
 
     def tap(self) -> Tap:
         """The step functions alone; `chain(keep_only(kept, means), binarized.tap())` is the binarised circuit."""
-        by_site: dict[str, list[TwoLevels]] = {}
-        for level in self.levels:
-            by_site.setdefault(level.node.site, []).append(level)
-        return Steps(
-            {
-                site: (
-                    torch.tensor([level.node.channel for level in some]),
-                    torch.tensor([level.low for level in some], dtype=torch.float64),
-                    torch.tensor([level.high for level in some], dtype=torch.float64),
-                )
-                for site, some in by_site.items()
-            }
-        )
+        return steps_of(self.levels)
 
 
 def soft_step(x: Tensor, low: Tensor, high: Tensor, t: float) -> Tensor:
@@ -174,6 +164,23 @@ class Steps(Tap):
         channels = channels.to(x.device)
         stepped = soft_step(x.index_select(-1, channels), low.to(x), high.to(x), self.t)
         return x.index_copy(-1, channels, stepped)
+
+
+def steps_of(levels: Iterable[TwoLevels]) -> Steps:
+    """The step functions of `levels`."""
+    by_site: dict[str, list[TwoLevels]] = {}
+    for level in levels:
+        by_site.setdefault(level.node.site, []).append(level)
+    return Steps(
+        {
+            site: (
+                torch.tensor([level.node.channel for level in some]),
+                torch.tensor([level.low for level in some], dtype=torch.float64),
+                torch.tensor([level.high for level in some], dtype=torch.float64),
+            )
+            for site, some in by_site.items()
+        }
+    )
 
 
 def binarize(
@@ -211,6 +218,7 @@ def binarize(
             task=task.name,
             model=content_hash(model),
             levels=two_levels(end, values),
+            grid=two_levels(start, values),
             excluded=tuple(
                 Node(site=site, channel=c)
                 for site, mask in kept.items()
