@@ -1,4 +1,4 @@
-"""The command line: `pellucid train | prune | tune | study | tasks | report | demo | programs | compile | eval`."""
+"""The command line: `pellucid train | plan | prune | tune | study | tasks | report | demo | programs | compile | eval`."""
 
 import json
 import shlex
@@ -58,6 +58,22 @@ class Train:
         for corpus, loss in trained.validation.items():
             print(f"validation loss on {corpus}: {loss:.4f} nats a token")
         print(f"{trained.tokens:,} tokens in {trained.seconds:.0f} s: {self.out / 'checkpoint'}")
+
+
+@dataclass
+class Plan:
+    """Say what a run would take: parameters, memory for each device, and work for each token, by part. Nothing is trained."""
+
+    recipe: Recipe
+    """What would be trained, and how."""
+
+    devices: int = 1
+    """How many would share it (--recipe.train.parallel fsdp: the weights too)."""
+
+    def __call__(self) -> None:
+        from pellucid.recipes.plan import plan
+
+        results.print(plan(self.recipe, self.devices).table())
 
 
 @dataclass
@@ -421,6 +437,7 @@ USAGE = """usage: pellucid COMMAND ...
 Transformers whose mechanisms can be read.
 
   train RECIPE        train a model (recipes: {recipes})
+  plan RECIPE         say what a run would take, without training
   prune RUN           find the smallest circuit that does a task
   tune RUN            find a smaller one, with many settings of the search
   study RUN ...       prune every task out of several models
@@ -447,17 +464,18 @@ def recipe_table() -> Table:
 def parse(args: Sequence[str]) -> Callable[[], None]:
     """The command that `args` name, ready to be called. Raises `ValueError` for an unknown command or recipe."""
     command, *rest = args
-    if command == "train":
+    if command in ("train", "plan"):
         if not rest or rest[0] in ("-h", "--help"):
-            print("usage: pellucid train RECIPE --out DIR ...\n")
+            print(f"usage: pellucid {command} RECIPE {'--out DIR ' * (command == 'train')}...\n")
             results.print(recipe_table())
             raise SystemExit(0)
-        default = Train(recipe=get_recipe(rest[0]), out=tyro.MISSING)
+        recipe = get_recipe(rest[0])
+        default = Train(recipe=recipe, out=tyro.MISSING) if command == "train" else Plan(recipe=recipe)
         return tyro.cli(
-            Train,
+            type(default),
             default=default,
             args=rest[1:],
-            prog=f"pellucid train {rest[0]}",
+            prog=f"pellucid {command} {rest[0]}",
             config=(tyro.conf.AvoidSubcommands,),
         )
     if command == "compile":
@@ -476,7 +494,7 @@ def parse(args: Sequence[str]) -> Callable[[], None]:
             description=f"{Compile.__doc__}\n\n{rest[0]}: {case.meaning}",
         )
     if command not in COMMANDS:
-        raise unknown("command", command, ["train", "compile", *COMMANDS])
+        raise unknown("command", command, ["train", "plan", "compile", *COMMANDS])
     return tyro.cli(
         COMMANDS[command], args=rest, prog=f"pellucid {command}", description=COMMANDS[command].__doc__
     )
@@ -486,8 +504,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the command line. Errors of the user's are one line, without a traceback."""
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help"):
-        names = [name for name in RECIPES if not name.startswith("ablate-")]
-        print(USAGE.format(recipes=", ".join((*names, "ablate-..."))))
+        names = [name for name in RECIPES if not name.startswith(("ablate-", "parity-"))]
+        print(USAGE.format(recipes=", ".join((*names, "parity-...", "ablate-..."))))
         return
     try:
         parse(args)()

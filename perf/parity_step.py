@@ -33,7 +33,9 @@ def main() -> None:
         }
         windows = torch.randint(0, 2048, (args.batch, 129))
         with matmul_precision("auto", torch.device("cpu")):
-            times = medians({name: lambda s=s: s(100, windows) for name, s in steps.items()}, rounds=args.rounds)
+            times = medians(
+                {name: lambda s=s, w=windows: s(100, w) for name, s in steps.items()}, rounds=args.rounds
+            )
         tokens = args.batch * 128
         found[f"d={d}"] = {
             "tokens_per_second": {name: round(tokens / t) for name, t in times.items()},

@@ -1,7 +1,7 @@
-"""The study's figures: loss against size, edges by task, necessity."""
+"""The study's figures: loss against size, edges by task, necessity, sweeps, binarisation, kurtosis."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,7 +10,11 @@ import numpy as np
 
 from pellucid.core.files import write_atomic
 from pellucid.lab.controls import loss_at
+from pellucid.recipes.ablations import topk
+from pellucid.recipes.measures import BinaryTask, Kurtosis
+from pellucid.recipes.recipe import Recipe
 from pellucid.recipes.study import TaskStudy
+from pellucid.recipes.sweeps import rows
 
 STYLE: Any = {
     "svg.hashsalt": "pellucid",
@@ -72,7 +76,7 @@ def by_task(
     for r in results:
         if (number := value(r)) is not None:
             found.setdefault(r.run, {}).setdefault(r.task, []).append(number)
-    return {run: {task: fmean(v) for task, v in tasks.items()} for run, tasks in found.items()}
+    return {run: {task: fmean(v) for task, v in tasks.items()} for run, tasks in sorted(found.items())}
 
 
 def edges_figure(results: Sequence[TaskStudy], path: str | Path, target: float = 0.15) -> Path:
@@ -95,6 +99,86 @@ def necessity_figure(results: Sequence[TaskStudy], path: str | Path, target: flo
     return bars(path, by_task(results, ablated), "task loss, circuit frozen (nats)", line=CHANCE)
 
 
+def sweeps_figure(
+    lines: Mapping[str, Mapping[str, Recipe]],
+    results: Sequence[TaskStudy],
+    path: str | Path,
+    target: float = 0.15,
+) -> Path:
+    """Circuit edges against pretraining loss, a line for each sweep (Figure 3). Down and to the left is better.
+
+    `lines` are the sweeps' points, as `sweeps.points` gives them.
+    """
+    found = rows(results, target)
+
+    def plot(axis: Any) -> None:
+        for line, recipes in lines.items():
+            there = [found[name] for name in recipes if name in found]
+            axis.plot(
+                [r.validation_loss for r in there], [r.mean_edges for r in there], marker="o", label=line
+            )
+            for row in there:
+                place = (row.validation_loss, row.mean_edges)
+                below = -12 if line == "width" else 6
+                axis.annotate(
+                    point_label(line, recipes[row.name]), place, (4, below), textcoords="offset points"
+                )
+        axis.set(
+            yscale="log", xlabel="validation loss (nats a token)", ylabel="edges, geometric mean over tasks"
+        )
+        axis.yaxis.set_major_formatter("{x:,.0f}")
+        axis.yaxis.set_minor_formatter("{x:,.0f}")
+        axis.margins(x=0.15, y=0.15)
+        axis.legend(frameon=False, fontsize=8)
+
+    return draw(path, plot)
+
+
+def point_label(line: str, recipe: Recipe) -> str:
+    """What differs along a sweep."""
+    return f"width {recipe.model.d_model}" if line == "width" else f"{100 * topk(recipe).fraction:.3g}%"
+
+
+def binarized_figure(found: Sequence[BinaryTask], path: str | Path) -> Path:
+    """Task loss of circuits and of the same with two-valued nodes, recalibrated, for each run and task (Figure 34)."""
+    several = len({r.run for r in found}) > 1
+    values: dict[str, dict[str, float]] = {}
+    for r in found:
+        name = r.task + (f", {r.run}" if several else "") + (f", seed {r.seed}" if r.seed else "")
+        for label, losses in (
+            ("the circuit", r.binarized.circuit),
+            ("two levels, from the grid", r.binarized.start),
+            ("two levels, trained", r.binarized.binarized),
+        ):
+            values.setdefault(label, {})[name] = losses.calibrated_task_loss
+    return bars(path, values, "task loss (nats)", line=CHANCE)
+
+
+def shares_figure(found: Sequence[BinaryTask], path: str | Path) -> Path:
+    """Task loss against the share of a circuit's nodes that are two-valued, untrained, a line for each circuit."""
+
+    def plot(axis: Any) -> None:
+        for r in found:
+            axis.plot(*zip(*r.shares, strict=True), marker=".", linewidth=1, label=r.task)
+        axis.axhline(0.15, color="grey", linewidth=0.8, linestyle=":")
+        axis.axhline(CHANCE, color="grey", linewidth=0.8, linestyle="--")
+        axis.set(
+            xlabel="share of the circuit's nodes with two levels", ylabel="task loss (nats)", ylim=(0, None)
+        )
+        axis.legend(frameon=False, fontsize=8)
+
+    return draw(path, plot)
+
+
+def kurtosis_figure(found: Sequence[Kurtosis], path: str | Path) -> Path:
+    """log mean kurtosis of the final residual stream, by run (Figure 10); the line is a Gaussian's."""
+    values = {
+        "over a token's channels": {k.run: k.of_tokens for k in found},
+        "over a channel's tokens": {k.run: k.of_channels for k in found},
+    }
+    return bars(path, values, "log of the mean kurtosis", line=float(np.log(3)))
+
+
 def bars(
     path: str | Path,
     values: dict[str, dict[str, float]],
@@ -108,7 +192,7 @@ def bars(
     height = 0.8 / max(1, len(values))
 
     def plot(axis: Any) -> None:
-        for i, (run, v) in enumerate(sorted(values.items())):
+        for i, (run, v) in enumerate(values.items()):
             places = [tasks.index(task) + i * height for task in v]
             axis.barh(places, list(v.values()), height=height, label=run)
         axis.set_yticks([i + 0.4 - height / 2 for i in range(len(tasks))], tasks)
@@ -116,6 +200,6 @@ def bars(
         axis.xaxis.set_major_formatter("{x:,.0f}" if log else "{x:g}")
         if line is not None:
             axis.axvline(line, color="grey", linewidth=0.8, linestyle="--")
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(values))
 
     return draw(path, plot, (6.5, 1 + 0.28 * len(tasks)))

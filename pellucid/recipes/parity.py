@@ -32,7 +32,7 @@ def tiny() -> Recipe:
         data=DataConfig(corpora=(CorpusConfig(name="python-stdlib"),), vocab_size=2048),
         model=backbone(256, 4, 8, 256, 2048),
         train=TrainConfig(
-            steps=2000, batch_size=16, seq_len=128, lr=3e-3, validate_every=100, checkpoint_every=500, **TRAIN
+            steps=1600, batch_size=16, seq_len=128, lr=3e-3, validate_every=100, checkpoint_every=500, **TRAIN
         ),
     )
 

@@ -17,7 +17,7 @@ from pellucid.training.config import TrainConfig
 from pellucid.training.objective import Objective
 from pellucid.training.optim import is_inner
 
-PARTS = ("embedding", "attention", "bottleneck", "MLP", "unembedding")
+PARTS: tuple[str, ...] = ("embedding", "attention", "bottleneck", "MLP", "unembedding")
 
 
 @dataclass(frozen=True)

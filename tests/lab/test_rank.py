@@ -111,7 +111,7 @@ def test_a_probe_that_ablates_in_part_takes_the_larger_loss(model, means):
     mean, stochastic = (
         Probe(model, ToyTask(), means, 0.15, ablation=a, pairs=64) for a in ("mean", "stochastic")
     )
-    found, batch = stochastic(kept), stochastic.half(stochastic.scored)
+    found, batch = stochastic(kept), stochastic.scored
     partial = partial_logits(model, batch, kept, means, seed=0)
     own = last_logits(model, stochastic.scored, keep_only(kept, means))
     assert found.loss == pytest.approx(
@@ -122,6 +122,12 @@ def test_a_probe_that_ablates_in_part_takes_the_larger_loss(model, means):
         abs=1e-5,
     )
     assert mean(kept).loss <= found.loss
+    moved = abs(
+        stochastic.loss(found.calibration(own), batch) - stochastic.loss(found.calibration(partial), batch)
+    )
+    for shift in (moved + 1e-4, moved - 1e-4):
+        probe = Probe(model, ToyTask(), means, 0.15, ablation="stochastic", shift=shift, pairs=64)
+        assert probe(kept).reached == (shift > moved)
 
 
 def test_both_ablations_find_the_known_circuit(model, means):

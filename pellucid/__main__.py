@@ -1,0 +1,5 @@
+"""`python -m pellucid` is the `pellucid` command."""
+
+from pellucid.cli import main
+
+main()

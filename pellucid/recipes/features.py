@@ -1,0 +1,144 @@
+"""What a parity code looks like: its sign patterns and coherence in pictures, which features are used, and on which tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from pellucid.core.taps import Recorder
+from pellucid.core.transformer import Transformer
+from pellucid.parity.code import coherence_bound, directions, inner_products
+from pellucid.recipes.figures import draw
+
+
+def signs_figure(path: str | Path, d: int = 32, children: int = 8) -> Path:
+    """The sign patterns of one parent's children, and of the first parents, as rows of black and white."""
+    t = d.bit_length() - 1
+    parents = directions(d, torch.arange(children))
+    siblings = directions(d, 5 | torch.arange(children) << t)
+
+    def plot(axis: Any) -> None:
+        gap = np.full((1, d), np.nan)
+        axis.imshow(
+            np.concatenate([(parents > 0).numpy(), gap, (siblings > 0).numpy()]), cmap="gray", aspect="auto"
+        )
+        axis.set_yticks(
+            [children / 2 - 0.5, 1.5 * children + 0.5],
+            [f"directions 0 to {children - 1}", f"children of channel 5 ({children})"],
+        )
+        axis.set(xlabel=f"channel (d = {d})")
+        axis.tick_params(length=0)
+
+    return draw(path, plot, (6.5, 2.6))
+
+
+def coherence_figure(path: str | Path, d: int = 256, seed: int = 0) -> Path:
+    """|inner products| of all pairs of the d^2 directions, of as many random sign vectors, and the bound."""
+    code = np.concatenate([inner_products(d, beta)[int(beta == 0) :].abs().numpy() for beta in range(d)])
+    rng = np.random.default_rng(seed)
+    random = np.abs(2 * rng.binomial(d, 0.5, len(code)) / d - 1)
+
+    def plot(axis: Any) -> None:
+        bins = np.linspace(0, 0.4, 60).tolist()
+        axis.hist(random, bins, histtype="step", label=f"random signs (largest {random.max():.3f})")
+        axis.hist(code, bins, histtype="step", label=f"computed directions (largest {code.max():.3f})")
+        axis.axvline(coherence_bound(d), color="grey", linestyle="--", linewidth=0.8, label="the bound")
+        axis.set(
+            xlabel=f"|inner product| of two of the {d * d:,} directions (d = {d})",
+            ylabel="pairs",
+            yscale="log",
+        )
+        axis.legend(frameon=False, fontsize=8)
+
+    return draw(path, plot, (6.5, 3))
+
+
+@torch.no_grad()
+def codes(model: Transformer, tokens: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """(index, score), both (b, t, K), of a layer's bottleneck on token windows (b, t)."""
+    sites = (f"{layer}.mlp.code.index", f"{layer}.mlp.code")
+    recorder = Recorder(sites)
+    model(tokens.to(model.device), tap=recorder)
+    index, score = (recorder.values[site].cpu() for site in sites)
+    return index, score
+
+
+def usage(model: Transformer, tokens: Any, n_tokens: int, rows: int = 16) -> Tensor:
+    """(layers, features) how often each feature is active on `n_tokens` of `tokens`."""
+    width, n = model.config.n_ctx, 0
+    part: Any = model.blocks[0].mlp.input
+    counts = torch.zeros(len(model.blocks), part.config.features, dtype=torch.int64)
+    stop = min(n_tokens, len(tokens) // width * width)
+    while n < stop:
+        window = np.asarray(tokens[n : n + rows * width]).astype(np.int64)
+        window = torch.from_numpy(window[: len(window) // width * width]).view(-1, width)
+        recorder = Recorder({f"{layer}.mlp.code.index" for layer in range(len(model.blocks))})
+        with torch.no_grad():
+            model(window.to(model.device), tap=recorder)
+        for layer in range(len(model.blocks)):
+            index = recorder.values[f"{layer}.mlp.code.index"].flatten().cpu()
+            counts[layer] += torch.bincount(index, minlength=counts.shape[1])
+        n += window.numel()
+    return counts
+
+
+@dataclass(frozen=True)
+class Firing:
+    """A feature of a layer, and where it was most active: (score, text before, the token)."""
+
+    layer: int
+    feature: int
+    share: float
+    """Of the tokens in which it is active."""
+    places: tuple[tuple[float, str, str], ...]
+
+
+def firings(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    tokens: Tensor,
+    layer: int,
+    features: Sequence[int],
+    top: int = 4,
+) -> list[Firing]:
+    """Where each of `features` has its largest |score| on token windows (b, t)."""
+    index, score = codes(model, tokens, layer)
+    found = []
+    for feature in features:
+        rows, places, slots = torch.where(index == feature)
+        order = score[rows, places, slots].abs().argsort(descending=True)[:top].tolist()
+        found.append(
+            Firing(
+                layer,
+                feature,
+                len(rows) / index[..., 0].numel(),
+                tuple(
+                    (
+                        round(float(score[rows[i], places[i], slots[i]]), 2),
+                        tokenizer.decode(tokens[rows[i], max(0, int(places[i]) - 6) : places[i]].tolist()),
+                        tokenizer.decode([int(tokens[rows[i], places[i]])]),
+                    )
+                    for i in order
+                ),
+            )
+        )
+    return found
+
+
+def telling(model: Transformer, tokens: Tensor, layer: int, n: int = 12, least: int = 20) -> list[int]:
+    """The `n` directions (no channels) whose active tokens are least alike chance: the largest share of one token, among
+    those active at least so many times."""
+    index, _ = codes(model, tokens, layer)
+    d = model.config.d_model
+    flat, said = index.flatten(), tokens[..., None].expand_as(index).flatten()
+    pairs, counts = torch.unique(torch.stack([flat, said]), dim=1, return_counts=True)
+    total = torch.bincount(flat)
+    most = torch.zeros(len(total)).index_reduce(0, pairs[0], counts.float(), "amax")
+    share = torch.where(total >= least, most / total.clamp(min=1), 0)
+    share[:d] = 0
+    return share.argsort(descending=True, stable=True)[:n].tolist()

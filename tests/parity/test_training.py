@@ -1,0 +1,119 @@
+"""Parity models train: alone, compiled, and over two processes in both ways of sharing."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pellucid import ModelConfig, Transformer, load_model, uniform
+from pellucid.training.config import TrainConfig
+from pellucid.training.loop import train
+from pellucid.training.objective import Objective
+
+TOKENS = np.random.default_rng(0).integers(0, 17, 4000, dtype=np.uint16)
+MODEL = ModelConfig(
+    vocab_size=17,
+    d_model=16,
+    n_ctx=16,
+    layers=uniform(2, 2, 8, 64),
+    positions="learned",
+    tied_embeddings=True,
+    mlp_input={"kind": "parity", "active": [4, 8], "children": [8], "samples": 16},
+)
+CONFIG = TrainConfig(
+    steps=12,
+    batch_size=4,
+    seq_len=16,
+    lr=1e-2,
+    optimizer="muon",
+    eps=1e-8,
+    gradient="none",
+    precision="float32",
+    log_every=1,
+    validation_tokens=256,
+)
+
+
+def go(out, **change):
+    model = Transformer(MODEL, seed=0, device="cpu")
+    return train(model, replace(CONFIG, **change), TOKENS, out, validation={"same": TOKENS})
+
+
+def losses(out):
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def test_training_lowers_the_loss_and_a_resumed_run_ends_bit_for_bit_alike(tmp_path):
+    whole = go(tmp_path / "a")
+    with pytest.raises(Exception, match="stopped at step 5"):
+        train(
+            Transformer(MODEL, seed=0, device="cpu"),
+            CONFIG,
+            TOKENS,
+            tmp_path / "b",
+            validation={"same": TOKENS},
+            stop_after=5,
+        )
+    resumed = train(
+        Transformer(MODEL, seed=0, device="cpu"),
+        CONFIG,
+        TOKENS,
+        tmp_path / "b",
+        validation={"same": TOKENS},
+        resume=True,
+    )
+    assert losses(tmp_path / "a")[-1] < losses(tmp_path / "a")[0]
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    moments = load_model(tmp_path / "a", device="cpu").blocks[0].mlp.input.moments
+    assert moments.batches == 12
+    assert (moments.mean != 0).any()
+
+
+def test_validation_leaves_the_moments_alone(tmp_path):
+    with_validation = go(tmp_path / "a", validate_every=1).model.state_dict()
+    without = go(tmp_path / "b").model.state_dict()
+    assert all(torch.equal(t, without[name]) for name, t in with_validation.items())
+
+
+def test_the_next_token_loss_and_the_reconstruction_loss_are_added():
+    model = Transformer(MODEL, seed=0, device="cpu").eval()
+    windows = torch.from_numpy(TOKENS[:34].astype(np.int64)).view(2, 17)
+    loss, nll = Objective(model)(windows)
+    assert loss > nll > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("optimizer", "close"), [("adamw", 1e-4), ("muon", 2e-2)])
+def test_two_processes_train_as_one_does(tmp_path, parallel, optimizer, close):
+    """Muon orthogonalises in bfloat16, which makes much of the last bits of a gradient; AdamW with a large epsilon does not."""
+    change = {"parallel": parallel, "optimizer": optimizer, "eps": 1e-2}
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, pathlib, torch\n"
+        "from tests.parity.test_training import go\n"
+        f"trained = go(pathlib.Path(sys.argv[1]), **{change})\n"
+        "moments = {n: t for n, t in trained.model.state_dict().items() if 'moments' in n}\n"
+        "torch.save(moments, f'{sys.argv[1]}/rank{os.environ.get(\"RANK\", 0)}.pt')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    subprocess.run([*launch, script, tmp_path / "two"], check=True, env=env, timeout=300)
+    one = go(tmp_path / "one", **change)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=close)
+    ranks = [torch.load(tmp_path / "two" / f"rank{r}.pt", weights_only=True) for r in (0, 1)]
+    own = one.model.state_dict()
+    for name, t in ranks[0].items():
+        assert torch.equal(t, ranks[1][name])
+        torch.testing.assert_close(t, own[name], atol=10 * close, rtol=10 * close)
+    saved = load_model(tmp_path / "two", device="cpu").state_dict()
+    for name, t in own.items():
+        torch.testing.assert_close(saved[name], t, atol=10 * close, rtol=10 * close)
