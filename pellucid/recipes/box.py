@@ -6,7 +6,16 @@ from pathlib import Path
 import torch
 import tyro
 
-from pellucid.core.checkpoint import BOX, PREFIX, load_metadata, load_model, load_tokenizer, save_model
+from pellucid.core.checkpoint import (
+    BOX,
+    HALVE_ABOVE,
+    PREFIX,
+    SPARSE_BELOW,
+    load_metadata,
+    load_model,
+    load_tokenizer,
+    save_model,
+)
 from pellucid.recipes.recipe import prepare_data
 from pellucid.recipes.workbench import Workbench
 from pellucid.training.loop import evaluate
@@ -23,19 +32,20 @@ class Ship:
     """What it will be called, after `pellucid:`."""
 
     def __call__(self) -> Path:
-        """Round the bigram table to bfloat16, which halves the file, measure what that does, and store the means."""
+        """Round large dense tensors to bfloat16, which halves the file, measure what that does, and store the means."""
         bench, metadata = Workbench.open(self.run, device="cpu"), load_metadata(self.run)
         model, before = load_model(self.run, device="cpu").eval(), metadata["validation"]
-        if model.bigram is not None:
-            with torch.no_grad():
-                model.bigram.copy_(model.bigram.bfloat16())
+        with torch.no_grad():
+            for p in model.parameters():
+                if p.numel() >= HALVE_ABOVE and p.count_nonzero() >= SPARSE_BELOW * p.numel():
+                    p.copy_(p.bfloat16())
         shards = prepare_data(bench.recipe).validation
         metadata["validation"] = {
             name: evaluate(model, shard.tokens, bench.recipe.train) for name, shard in shards.items()
         }
         save_model(model, BOX / self.name, tokenizer=load_tokenizer(self.run), metadata=metadata)
         Workbench.open(f"{PREFIX}{self.name}", device="cpu")  # stores the means
-        size = sum(file.stat().st_size for file in (BOX / self.name).iterdir())
+        size = sum(file.stat().st_size for file in (BOX / self.name).rglob("*") if file.is_file())
         print(f"{PREFIX}{self.name}: {size:,} bytes; validation {before} -> {metadata['validation']}")
         return BOX / self.name
 
