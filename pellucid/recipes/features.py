@@ -44,7 +44,7 @@ def coherence_figure(path: str | Path, d: int = 256, seed: int = 0) -> Path:
     random = np.abs(2 * rng.binomial(d, 0.5, len(code)) / d - 1)
 
     def plot(axis: Any) -> None:
-        bins = np.linspace(0, 0.4, 60).tolist()
+        bins = (np.arange(0, 0.32, 4 / d) - 1 / d).tolist()
         axis.hist(random, bins, histtype="step", label=f"random signs (largest {random.max():.3f})")
         axis.hist(code, bins, histtype="step", label=f"computed directions (largest {code.max():.3f})")
         axis.axvline(coherence_bound(d), color="grey", linestyle="--", linewidth=0.8, label="the bound")
@@ -53,6 +53,7 @@ def coherence_figure(path: str | Path, d: int = 256, seed: int = 0) -> Path:
             ylabel="pairs",
             yscale="log",
         )
+        axis.yaxis.set_major_formatter("{x:,.0f}")
         axis.legend(frameon=False, fontsize=8)
 
     return draw(path, plot, (6.5, 3))
@@ -138,7 +139,7 @@ def telling(model: Transformer, tokens: Tensor, layer: int, n: int = 12, least: 
     flat, said = index.flatten(), tokens[..., None].expand_as(index).flatten()
     pairs, counts = torch.unique(torch.stack([flat, said]), dim=1, return_counts=True)
     total = torch.bincount(flat)
-    most = torch.zeros(len(total)).index_reduce(0, pairs[0], counts.float(), "amax")
+    most = torch.zeros(len(total)).scatter_reduce(0, pairs[0], counts.float(), "amax")
     share = torch.where(total >= least, most / total.clamp(min=1), 0)
     share[:d] = 0
     return share.argsort(descending=True, stable=True)[:n].tolist()
