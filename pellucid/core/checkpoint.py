@@ -163,8 +163,8 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
     """
     out = {}
     for name, tensor in tensors.items():
-        where = tensor.flatten().nonzero().squeeze(1)
-        if tensor.dim() >= 2 and len(where) < SPARSE_BELOW * tensor.numel():
+        if stored_sparse(tensor):
+            where = tensor.flatten().nonzero().squeeze(1)
             out[f"{name}@indices"] = where.to(torch.int32 if tensor.numel() < 2**31 else torch.int64)
             out[f"{name}@values"] = tensor.flatten()[where]
             out[f"{name}@shape"] = torch.tensor(tensor.shape)
@@ -177,6 +177,11 @@ def pack(tensors: Mapping[str, Tensor]) -> bytes:
         else:
             out[name] = tensor
     return save(out)
+
+
+def stored_sparse(tensor: Tensor) -> bool:
+    """Whether a tensor is stored as indices and values: a matrix with few nonzeros."""
+    return tensor.dim() >= 2 and int(tensor.count_nonzero()) < SPARSE_BELOW * tensor.numel()
 
 
 def unpack(data: bytes) -> dict[str, Tensor]:
@@ -194,9 +199,14 @@ def unpack(data: bytes) -> dict[str, Tensor]:
 
 
 def content_hash(model: Transformer) -> str:
-    """A short hash of the model's config and weights: what a circuit or a table of means belongs to."""
+    """A short hash of the model's config and weights: what a circuit or a table of means belongs to.
+
+    Where few weights are left, -0.0 counts as 0: stored as indices and values, it comes back as 0.
+    """
     digest = hashlib.sha256(model.config.to_json().encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        tensor = tensor.detach().cpu()
+        tensor = tensor + 0 if stored_sparse(tensor) else tensor
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -86,6 +86,16 @@ def test_sparse_matrices_take_little_room():
         assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
 
+def test_a_sparse_model_hashes_as_what_is_loaded_of_it_though_cut_weights_were_negative(tmp_path):
+    model = Transformer(MODEL, seed=0, device="cpu")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(torch.rand_like(p) < 0.05)
+    assert torch.signbit(model.head.weight[model.head.weight == 0]).any()
+    save_model(model, tmp_path / "m")
+    assert content_hash(load_model(tmp_path / "m", device="cpu")) == content_hash(model)
+
+
 def test_the_hash_tells_models_apart():
     a, b = Transformer(MODEL, seed=0, device="cpu"), Transformer(MODEL, seed=0, device="cpu")
     assert content_hash(a) == content_hash(b)
