@@ -84,18 +84,16 @@ class VectorBasis(nn.Module):
     def top_children(
         self, x: Tensor, parents: Tensor, mean: Tensor, scale: Tensor, *, shift: int, children: int, k: int
     ) -> Selection:
-        index = (parents[..., None] | torch.arange(children, device=x.device) << shift).flatten(1)
         with torch.no_grad():
-            z = ((x @ self.vectors.T).gather(1, index) - mean[index]) * scale[index]
-            if shift > x.shape[1].bit_length() - 1:
-                z.view(*parents.shape, children)[..., 0] = 0
-            chosen = index.gather(1, top(z, index, k))
+            raw = self.child_scores(x, parents, shift=shift, children=children)
+            raw, index = kernels.candidates(raw, parents, shift, x.shape[1])
+            chosen = index.gather(1, top((raw - mean[index]) * scale[index], index, k))
         return chosen, self.score(x, chosen)
 
     def top_of_all(self, x: Tensor, mean: Tensor, scale: Tensor, *, children: int, k: int) -> Selection:
         d = x.shape[1]
         with torch.no_grad():
-            z = (torch.cat([x, x @ self.vectors.T], dim=1) - mean) * scale
+            z = (torch.cat([x, x @ self.vectors.T.to(x.dtype)], dim=1) - mean) * scale
             chosen = top(z, torch.arange(z.shape[1], device=x.device).expand_as(z), k)
         own = chosen < d
         score = torch.where(
@@ -105,15 +103,15 @@ class VectorBasis(nn.Module):
 
     def child_scores(self, x: Tensor, parents: Tensor, *, shift: int, children: int) -> Tensor:
         index = parents[..., None] | torch.arange(children, device=x.device) << shift
-        return (x @ self.vectors.T).gather(1, index.flatten(1)).view_as(index)
+        return (x @ self.vectors.T.to(x.dtype)).gather(1, index.flatten(1)).view_as(index)
 
     def score(self, x: Tensor, index: Tensor) -> Tensor:
         """<x, vector> (n, k) of chosen vectors only, so that no gradient of all scores exists."""
-        return torch.einsum("nd,nkd->nk", x, self.vectors[index])
+        return torch.einsum("nd,nkd->nk", x, F.embedding(index, self.vectors).to(x.dtype))
 
     def decode(self, z: Tensor, index: Tensor) -> Tensor:
-        z = torch.where(index < 0, 0, z).to(self.vectors.dtype)
-        return F.embedding_bag(index.clamp(min=0), self.vectors, per_sample_weights=z, mode="sum")
+        z, vectors = torch.where(index < 0, 0, z), self.vectors.to(z.dtype)
+        return F.embedding_bag(index.clamp(min=0), vectors, per_sample_weights=z, mode="sum")
 
 
 def top(z: Tensor, index: Tensor, k: int) -> Tensor:

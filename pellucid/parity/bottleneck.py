@@ -65,6 +65,15 @@ class Moments(nn.Module):
         self.register_buffer("square", torch.ones(features))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Moments":
+        """Moments go where the model goes, but not below float32, which would round their changes away."""
+
+        def moved(t: Tensor) -> Tensor:
+            new = fn(t)
+            return t.to(new.device) if new.is_floating_point() and new.itemsize < 4 else new
+
+        return super()._apply(moved, recurse)
+
     def scale(self) -> Tensor:
         """(features,) 1 / (standard deviation + eps)."""
         return 1 / ((self.square - self.mean.square()).clamp(min=0).sqrt() + self.eps)
@@ -135,10 +144,12 @@ class ParityBottleneck(nn.Module):
         mean, scale = self.standards()
         found = self.select(flat, mean, scale)
         levels = tuple(
-            tuple(v.view(*x.shape[:-1], -1) for v in (index, (score - mean[index]) * scale[index]))
+            tuple(
+                v.view(*x.shape[:-1], v.shape[-1]) for v in (index, (score - mean[index]) * scale[index])
+            )
             for index, score in found
         )
-        if self.training and c.standardise:
+        if self.training and c.standardise and len(flat):
             self.observe(flat.detach(), [index for index, _ in found])
         return ParityCode(cast(Any, levels), x.norm(dim=-1, keepdim=True))
 

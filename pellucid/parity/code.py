@@ -8,6 +8,7 @@ Parity bottlenecks, section 3.
 
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,9 +27,9 @@ def log2(d: int) -> int:
 
 @cache
 def masks(d: int) -> Tensor:
-    """(d,) the bits of an index that decide the sign at each coordinate."""
+    """(d,) the bits of an index that decide the sign at each coordinate; on the CPU, whatever torch's default device."""
     t = log2(d)
-    return torch.arange(d) | torch.from_numpy(inverses(t)) << t
+    return torch.from_numpy(np.arange(d) | inverses(t) << t)
 
 
 def directions(d: int, indices: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class TopKCodebook(nn.Module):
         flat = x.reshape(-1, x.shape[-1])
         with torch.no_grad():
             index = (flat @ self.basis.vectors.T).abs().topk(self.k, dim=-1).indices
-        wide = flat.float()
+        wide = flat if flat.dtype == torch.float64 else flat.float()
         score = self.basis.score(wide, index)
         if at is not None:
             shape = (*x.shape[:-1], self.k)

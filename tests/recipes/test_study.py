@@ -10,6 +10,7 @@ import pytest
 from pellucid.cli import main
 from pellucid.core.checkpoint import BOX, load_model, load_tokenizer
 from pellucid.core.circuit import Circuit
+from pellucid.core.generate import generate
 from pellucid.lab.config import PruneConfig
 from pellucid.lab.controls import Point
 from pellucid.recipes import study as studying
@@ -111,17 +112,39 @@ def test_the_command_names_a_task_that_there_is_not(runs, capsys):
     assert "did you mean 'for_while'" in capsys.readouterr().err
 
 
-def test_the_models_in_the_box_load_by_name_and_do_their_tasks():
+def size(name):
+    return sum(f.stat().st_size for f in (BOX / name).rglob("*") if f.is_file())
+
+
+def test_the_box_is_small():
     names = sorted(place.name for place in BOX.iterdir() if place.is_dir())
-    assert "sparse-python-4l" in names
-    assert sum(f.stat().st_size for f in BOX.rglob("*") if f.is_file()) < 5_000_000
-    model = load_model("pellucid:sparse-python-4l", device="cpu").eval()
-    task = make_task("single_double_quote", load_tokenizer("pellucid:sparse-python-4l"))
+    assert names == ["parity-tiny", "sparse-python-4l", "sparse-python-4l-wide"]
+    assert sum(size(name) for name in names if name.startswith("sparse")) < 5_000_000
+    assert size("parity-tiny") < 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction"), [("sparse-python-4l", 0.02), ("sparse-python-4l-wide", 0.00925)]
+)
+def test_sparse_models_in_the_box_load_by_name_and_do_their_task(name, fraction):
+    model = load_model(f"pellucid:{name}", device="cpu")
+    task = make_task("single_double_quote", load_tokenizer(f"pellucid:{name}"))
     batch = task.pairs(64, split="test")
     assert task.metric(model(batch.tokens), batch).mean() < 0.1
     weights = [p for name, p in model.named_parameters() if name != "bigram"]
     nonzero = sum(int(p.count_nonzero()) for p in weights) / sum(p.numel() for p in weights)
-    assert nonzero == pytest.approx(0.02, abs=1e-4)
+    assert nonzero == pytest.approx(fraction, abs=1e-4)
+
+
+def test_the_parity_model_in_the_box_continues_python():
+    model = load_model("pellucid:parity-tiny", device="cpu")
+    tokenizer = load_tokenizer("pellucid:parity-tiny")
+    prompt = tokenizer.encode("import os\nimport sys\n\ndef main").ids
+    text = tokenizer.decode(generate(model, [prompt], 1, temperature=0)[0])
+    assert text.startswith("(")
+
+
+def test_a_box_that_there_is_not_is_named():
     with pytest.raises(ValueError, match="did you mean 'pellucid:sparse-python-4l'"):
         load_model("pellucid:sparse-python-4")
 
