@@ -184,8 +184,10 @@ class ModelConfig:
             raise ValueError(
                 f"tied embeddings need equal vocabularies, got {self.vocab_size} and {self.d_vocab_out}"
             )
-        if self.mlp_input is not None and "kind" not in self.mlp_input:
-            raise ValueError(f"mlp_input needs a 'kind', got {dict(self.mlp_input)!r}")
+        if self.mlp_input is not None:
+            if "kind" not in self.mlp_input:
+                raise ValueError(f"mlp_input needs a 'kind', got {dict(self.mlp_input)!r}")
+            object.__setattr__(self, "mlp_input", json.loads(json.dumps(dict(self.mlp_input))))
 
     @property
     def d_vocab_out(self) -> int:

@@ -122,23 +122,23 @@ def signs(index: Tensor, masks: Tensor) -> Tensor:
     return 1.0 - 2.0 * (bits & 1)
 
 
-def _top(z: Tensor, number: Tensor, k: int) -> Tensor:
+def top(z: Tensor, number: Tensor, k: int) -> Tensor:
     """Places (n, k) of the largest |z| along the last axis, of equal ones the lower `number` first; NaN is largest."""
     by_number = number.argsort(-1)
     order = z.abs().gather(1, by_number).argsort(dim=-1, descending=True, stable=True)[:, :k]
     return by_number.gather(1, order)
 
 
-def _select(raw: Tensor, number: Tensor, mean: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def select(raw: Tensor, number: Tensor, mean: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The top k of candidates (n, m) with raw scores and feature numbers."""
     with torch.no_grad():
-        place = _top((raw - mean[number]) * scale[number], number, k)
+        place = top((raw - mean[number]) * scale[number], number, k)
     return number.gather(1, place), raw.gather(1, place)
 
 
 def select_channels_reference(x: Tensor, mean: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
     number = torch.arange(x.shape[1], device=x.device).expand(x.shape)
-    return _select(x, number, mean, scale, k)
+    return select(x, number, mean, scale, k)
 
 
 def select_children_reference(
@@ -153,7 +153,7 @@ def select_children_reference(
     k: int,
 ) -> tuple[Tensor, Tensor]:
     raw = child_scores_reference(x, parents, masks, shift=shift, children=children)
-    return _select(*candidates(raw, parents, shift, x.shape[1]), mean, scale, k)
+    return select(*candidates(raw, parents, shift, x.shape[1]), mean, scale, k)
 
 
 def candidates(raw: Tensor, parents: Tensor, shift: int, d: int) -> tuple[Tensor, Tensor]:
@@ -172,7 +172,7 @@ def select_flat_reference(
         x, walsh.expand(n, d), masks, shift=d.bit_length() - 1, children=children
     )
     raw = torch.cat([x, first_level.mT.flatten(1)], dim=1)
-    return _select(raw, torch.arange(raw.shape[1], device=x.device).expand(raw.shape), mean, scale, k)
+    return select(raw, torch.arange(raw.shape[1], device=x.device).expand(raw.shape), mean, scale, k)
 
 
 def child_scores_reference(x: Tensor, parents: Tensor, masks: Tensor, *, shift: int, children: int) -> Tensor:
@@ -263,7 +263,7 @@ def _first(d: int, shift: int) -> int:
 
 def _range(name: str, index: Tensor, low: int, high: int) -> None:
     """Looked at where that costs nothing: on the CPU."""
-    if index.device.type == "cpu" and index.numel():
+    if index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
         least, most = (int(v) for v in index.aminmax())
         if least < low or most >= high:
             raise ValueError(f"{name} must be in {low}..{high - 1}, got {least}..{most}")

@@ -87,14 +87,14 @@ class VectorBasis(nn.Module):
         with torch.no_grad():
             raw = self.child_scores(x, parents, shift=shift, children=children)
             raw, index = kernels.candidates(raw, parents, shift, x.shape[1])
-            chosen = index.gather(1, top((raw - mean[index]) * scale[index], index, k))
+            chosen = index.gather(1, kernels.top((raw - mean[index]) * scale[index], index, k))
         return chosen, self.score(x, chosen)
 
     def top_of_all(self, x: Tensor, mean: Tensor, scale: Tensor, *, children: int, k: int) -> Selection:
         d = x.shape[1]
         with torch.no_grad():
             z = (torch.cat([x, x @ self.vectors.T.to(x.dtype)], dim=1) - mean) * scale
-            chosen = top(z, torch.arange(z.shape[1], device=x.device).expand_as(z), k)
+            chosen = kernels.top(z, torch.arange(z.shape[1], device=x.device).expand_as(z), k)
         own = chosen < d
         score = torch.where(
             own, x.gather(1, torch.where(own, chosen, 0)), self.score(x, torch.where(own, 0, chosen - d))
@@ -112,10 +112,3 @@ class VectorBasis(nn.Module):
     def decode(self, z: Tensor, index: Tensor) -> Tensor:
         z, vectors = torch.where(index < 0, 0, z), self.vectors.to(z.dtype)
         return F.embedding_bag(index.clamp(min=0), vectors, per_sample_weights=z, mode="sum")
-
-
-def top(z: Tensor, index: Tensor, k: int) -> Tensor:
-    """Places (n, k) of the largest |z| along the last axis, of equal ones the lower `index` first."""
-    by_index = index.argsort(dim=-1, stable=True)
-    order = z.abs().gather(1, by_index).argsort(dim=-1, descending=True, stable=True)[:, :k]
-    return by_index.gather(1, order)

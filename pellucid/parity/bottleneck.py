@@ -5,6 +5,7 @@ is active, with its standardised score, is summed up again and given the input's
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -84,8 +85,8 @@ class Moments(nn.Module):
         counts, sums, squares = distributed.sum_of(torch.stack([counts, sums, squares]))
         keep = self.decay**counts
         seen = counts.clamp(min=1)
-        self.mean.copy_(torch.lerp(sums / seen, self.mean, keep))
-        self.square.copy_(torch.lerp(squares / seen, self.square, keep))
+        self.mean.copy_(torch.lerp(sums / seen, self.mean.to(keep), keep))
+        self.square.copy_(torch.lerp(squares / seen, self.square.to(keep), keep))
         self.batches.add_(1)
 
 
@@ -112,11 +113,12 @@ class ParityBottleneck(nn.Module):
         """The part that a model's `mlp_input` of kind `parity` names."""
         return cls(ParityConfig(d=d_in, **fields))
 
-    def standards(self) -> tuple[Tensor, Tensor]:
+    def standards(self, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """(features,) the means that scores are taken from and the factors they are multiplied by."""
         if self.config.standardise:
-            return self.moments.mean, self.moments.scale()
-        return torch.zeros_like(self.moments.mean), torch.ones_like(self.moments.mean)
+            return self.moments.mean.to(dtype), self.moments.scale().to(dtype)
+        mean = torch.zeros_like(self.moments.mean, dtype=dtype)
+        return mean, torch.ones_like(mean)
 
     def select(self, x: Tensor, mean: Tensor, scale: Tensor) -> list[tuple[Tensor, Tensor]]:
         """x (n, d) -> the active features of each level and their raw scores."""
@@ -141,15 +143,13 @@ class ParityBottleneck(nn.Module):
             raise ValueError(f"the bottleneck codes {c.d} channels, got {x.shape[-1]}")
         flat = x.reshape(-1, c.d)
         check_finite(flat)
-        mean, scale = self.standards()
+        mean, scale = self.standards(x.dtype)
         found = self.select(flat, mean, scale)
         levels = tuple(
-            tuple(
-                v.view(*x.shape[:-1], v.shape[-1]) for v in (index, (score - mean[index]) * scale[index])
-            )
+            tuple(v.view(*x.shape[:-1], v.shape[-1]) for v in (index, (score - mean[index]) * scale[index]))
             for index, score in found
         )
-        if self.training and c.standardise and len(flat):
+        if self.training and c.standardise:
             self.observe(flat.detach(), [index for index, _ in found])
         return ParityCode(cast(Any, levels), x.norm(dim=-1, keepdim=True))
 
@@ -171,18 +171,21 @@ class ParityBottleneck(nn.Module):
     def forward(self, x: Tensor, at: At | None = None) -> tuple[Tensor, Tensor]:
         """x (..., d) -> (what the MLP reads, (..., d); the weighted reconstruction loss). `at` passes the code by taps."""
         wide = x if x.dtype == torch.float64 else x.float()
-        code = self.encode(wide)
-        if at is not None:
-            code = ParityCode(((at("mlp.code.index", code.index), at("mlp.code", code.score)),), code.norm)
-        x_hat = self.decode(code)
+        with full_precision(x.device):
+            code = self.encode(wide)
+            if at is not None:
+                code = ParityCode(
+                    ((at("mlp.code.index", code.index), at("mlp.code", code.score)),), code.norm
+                )
+            x_hat = self.decode(code)
         error = (wide - x_hat).square().sum(-1) / code.norm.squeeze(-1).square().clamp(min=TINY)
-        return x_hat.to(x.dtype), self.config.aux_weight * error.mean()
+        return x_hat.to(x.dtype), self.config.aux_weight * (error.mean() if error.numel() else error.sum())
 
     @torch.no_grad()
     def observe(self, x: Tensor, active: list[Tensor]) -> None:
         """Update the moments: channels from all tokens (n, d), the rest from candidates in a few tokens."""
         c = self.config
-        counts = torch.zeros_like(self.moments.mean)
+        counts = x.new_zeros(c.features)
         sums, squares = torch.zeros_like(counts), torch.zeros_like(counts)
         counts[: c.d] = len(x)
         sums[: c.d], squares[: c.d] = x.sum(0), x.square().sum(0)
@@ -206,12 +209,18 @@ class ParityBottleneck(nn.Module):
     def sample(self, n: int) -> Tensor:
         """Which of this rank's `n` tokens are observed: evenly spaced, others in every batch, the same for any number of
         ranks that share a batch."""
-        mine = max(1, min(n, self.config.samples // distributed.size()))
-        device = self.moments.mean.device
-        return torch.arange(mine, device=device) * (n // mine) + self.moments.batches % (n // mine)
+        mine = min(n, max(1, self.config.samples // distributed.size()))
+        apart = n // max(1, mine)
+        places = torch.arange(mine, device=self.moments.mean.device) * apart
+        return places + self.moments.batches % max(1, apart)
 
 
 TINY = 1e-30
+
+
+def full_precision(device: torch.device) -> AbstractContextManager:
+    """No autocast: which features are active must not follow the rounding of scores. (A meta device has none.)"""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def checked(x: Tensor) -> bool:

@@ -70,14 +70,15 @@ def codes(model: Transformer, tokens: Tensor, layer: int) -> tuple[Tensor, Tenso
 
 
 def usage(model: Transformer, tokens: Any, n_tokens: int, rows: int = 16) -> Tensor:
-    """(layers, features) how often each feature is active on `n_tokens` of `tokens`."""
+    """(layers, features) how often each feature is active on the first `n_tokens` of `tokens`, in whole windows."""
     width, n = model.config.n_ctx, 0
-    part: Any = model.blocks[0].mlp.input
-    counts = torch.zeros(len(model.blocks), part.config.features, dtype=torch.int64)
-    stop = min(n_tokens, len(tokens) // width * width)
+    block: Any = model.blocks[0]
+    features = block.mlp.input.config.features
+    counts = torch.zeros(len(model.blocks), features, dtype=torch.int64)
+    stop = min(n_tokens, len(tokens)) // width * width
     while n < stop:
-        window = np.asarray(tokens[n : n + rows * width]).astype(np.int64)
-        window = torch.from_numpy(window[: len(window) // width * width]).view(-1, width)
+        window = np.asarray(tokens[n : min(n + rows * width, stop)]).astype(np.int64)
+        window = torch.from_numpy(window).view(-1, width)
         recorder = Recorder({f"{layer}.mlp.code.index" for layer in range(len(model.blocks))})
         with torch.no_grad():
             model(window.to(model.device), tap=recorder)
@@ -132,8 +133,8 @@ def firings(
 
 
 def telling(model: Transformer, tokens: Tensor, layer: int, n: int = 12, least: int = 20) -> list[int]:
-    """The `n` directions (no channels) whose active tokens are least alike chance: the largest share of one token, among
-    those active at least so many times."""
+    """At most `n` directions (no channels) whose active tokens are least alike chance: the largest share of one token,
+    among those active at least so many times."""
     index, _ = codes(model, tokens, layer)
     d = model.config.d_model
     flat, said = index.flatten(), tokens[..., None].expand_as(index).flatten()
@@ -142,4 +143,5 @@ def telling(model: Transformer, tokens: Tensor, layer: int, n: int = 12, least: 
     most = torch.zeros(len(total)).scatter_reduce(0, pairs[0], counts.float(), "amax")
     share = torch.where(total >= least, most / total.clamp(min=1), 0)
     share[:d] = 0
-    return share.argsort(descending=True, stable=True)[:n].tolist()
+    order = share.argsort(descending=True, stable=True)[:n]
+    return order[share[order] > 0].tolist()

@@ -200,6 +200,6 @@ def bars(
         axis.xaxis.set_major_formatter("{x:,.0f}" if log else "{x:g}")
         if line is not None:
             axis.axvline(line, color="grey", linewidth=0.8, linestyle="--")
-        axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(values))
+        axis.legend(frameon=False, fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(values))
 
     return draw(path, plot, (6.5, 1 + 0.28 * len(tasks)))

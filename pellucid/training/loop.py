@@ -36,7 +36,7 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a finished run gives: the model, its validation loss in nats per corpus, and how fast it went."""
+    """What a finished run gives: the model in eval mode, its validation loss in nats per corpus, and how fast it went."""
 
     model: Transformer
     validation: dict[str, float]
@@ -49,7 +49,7 @@ class Step:
 
     def __init__(self, model: Transformer, config: TrainConfig, constraint: Constraint | None = None):
         self.config, self.constraint = config, constraint or Constraint()
-        if constraint is not None and config.parallel == "fsdp" and type(constraint) is not Constraint:
+        if type(self.constraint) is not Constraint and config.parallel == "fsdp" and distributed.size() > 1:
             raise ValueError(
                 "parallel='fsdp' cannot hold weights sparse, which needs whole matrices: use 'ddp'"
             )
@@ -169,7 +169,7 @@ def train(
                     )
     if start >= config.steps:
         losses = load_metadata(out)["validation"]
-    return Trained(model, losses, config.tokens, seconds)
+    return Trained(model.eval(), losses, config.tokens, seconds)
 
 
 def begin(model: Transformer, out: Path, description: dict[str, Any], resume: bool) -> tuple[int, float]:
@@ -204,8 +204,10 @@ def evaluate(model: Transformer, tokens: Any, config: TrainConfig) -> float:
     n = max(1, rows // batches.batch_size)
     objective, total = Objective(model), torch.zeros((), device=model.device, dtype=torch.float64)
     with eval_mode(model):
-        for i in range(distributed.rank(), n, distributed.size()):
-            total += objective(batches.at(i).to(model.device))[1]
+        # All ranks make as many passes: under FSDP each one gathers weights.
+        for i in range(distributed.rank(), n + -n % distributed.size(), distributed.size()):
+            nll = objective(batches.at(min(i, n - 1)).to(model.device))[1]
+            total += nll if i < n else 0
     return (distributed.sum_of(total) / n).item()
 
 

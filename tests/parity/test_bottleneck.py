@@ -201,6 +201,70 @@ def test_unfolding_names_each_sign():
     assert torch.equal(two.index % 2, (code.score < 0).long())
 
 
+def test_child_0_of_higher_levels_is_left_out_also_with_stored_vectors():
+    """All scores are equal here, so that the lowest features would be chosen."""
+    config = ParityConfig(d=16, active=(3, 4, 5), children=(4, 4), basis="gaussian")
+    bottleneck = ParityBottleneck(config).eval()
+    parents, (index, _) = (bottleneck.encode(torch.zeros(2, 16)).levels[level] for level in (1, 2))
+    assert not (index[..., None] == parents[0][:, None]).any()
+
+
+PARTS = [
+    {"kind": "parity", "active": [4, 6], "children": [8], "basis": basis, "routing": routing}
+    for basis in ("parity", "random", "gaussian", "learned")
+    for routing in ("hierarchical", "flat")
+] + [{"kind": "topk", "features": 40, "k": 5}]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "autocast"])
+@pytest.mark.parametrize("part", PARTS, ids=lambda p: "-".join(str(p.get(k)) for k in ("basis", "routing")))
+def test_every_part_trains_in_every_precision(part, dtype):
+    config = replace(MODEL, mlp_input=part, dtype="float32" if dtype == "autocast" else dtype)
+    model = Transformer(config, seed=0, device="cpu")
+    tokens = torch.arange(9)[None]
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        logits, aux = model.outputs(tokens)
+    (logits.float().square().sum() + aux).backward()
+    assert torch.isfinite(logits).all()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+    if part["kind"] == "parity":
+        moments = model.blocks[0].mlp.input.moments
+        assert moments.mean.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+        assert moments.batches == 1
+        assert (moments.mean != 0).any()
+
+
+def test_autocast_does_not_touch_which_features_are_active():
+    x = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    for basis in ("parity", "random", "gaussian"):
+        bottleneck = ParityBottleneck(ParityConfig(d=16, active=(4, 6), children=(8,), basis=basis)).eval()
+        plain, _ = bottleneck(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(bottleneck(x)[0], plain)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_no_tokens_are_coded_as_nothing(train):
+    bottleneck = ParityBottleneck(CONFIGS[2]).train(train)
+    x_hat, aux = bottleneck(torch.zeros(0, 3, 32))
+    assert (x_hat.shape, aux.item()) == ((0, 3, 32), 0)
+    assert (bottleneck.moments.mean == 0).all()
+    assert (bottleneck.moments.square == 1).all()
+
+
+def test_tokens_observed_differ_between_batches_and_are_in_the_batch():
+    bottleneck = ParityBottleneck(replace(CONFIGS[1], samples=4))
+    for n in (1, 3, 4, 10, 17):
+        seen = set()
+        for batch in range(n):
+            bottleneck.moments.batches.fill_(batch)
+            rows = bottleneck.sample(n).tolist()
+            assert len(set(rows)) == min(n, 4)
+            assert all(0 <= row < n for row in rows)
+            seen.update(rows)
+        assert len(seen) == min(n, 4) * (n // min(n, 4))
+
+
 MODEL = ModelConfig(
     vocab_size=13,
     d_model=16,

@@ -90,6 +90,13 @@ def test_the_largest_code_has_two_masks_bits_each_and_all_masks_differ():
     assert phi.abs().unique().tolist() == [1 / 256]
 
 
+def test_masks_are_numbers_also_where_models_are_made_without_memory():
+    masks.cache_clear()
+    with torch.device("meta"):
+        assert masks(16).device.type == "cpu"
+    assert masks(16)[:2].tolist() == [0, 1 | 1 << 4]
+
+
 @pytest.mark.parametrize("d", [12, 4, 131072, 8.0])
 def test_a_width_that_has_no_code_is_named(d):
     with pytest.raises(ValueError, match=f"d must be a power of two in 8..65536, got {d}"):

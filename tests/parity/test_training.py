@@ -35,7 +35,7 @@ CONFIG = TrainConfig(
     gradient="none",
     precision="float32",
     log_every=1,
-    validation_tokens=256,
+    validation_tokens=192,  # three batches: more than two ranks share evenly
 )
 
 
@@ -72,9 +72,9 @@ def test_training_lowers_the_loss_and_a_resumed_run_ends_bit_for_bit_alike(tmp_p
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), name
-    moments = load_model(tmp_path / "a", device="cpu").blocks[0].mlp.input.moments
-    assert moments.batches == 12
-    assert (moments.mean != 0).any()
+    moments = load_model(tmp_path / "a", device="cpu").state_dict()
+    assert moments["blocks.0.mlp.input.moments.batches"] == 12
+    assert moments["blocks.0.mlp.input.moments.mean"].count_nonzero() > 0
 
 
 def test_validation_leaves_the_moments_alone(tmp_path):

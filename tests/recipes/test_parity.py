@@ -29,7 +29,7 @@ def test_sizes_are_those_of_the_paper():
         n = sum(plan(get_recipe(f"parity-{size}")).parameters.values()) / 1e6
         assert millions[0] < n < millions[1]
     active, children = (get_recipe("parity-small").model.mlp_input[k] for k in ("active", "children"))
-    assert (sum(active), children) == (48, (32,))
+    assert (sum(active), children) == (48, [32])
 
 
 def test_what_varies_is_one_thing_at_a_time():
@@ -101,6 +101,7 @@ def test_usage_counts_every_active_feature_once_a_token(model):
     counts = usage(model, tokens, 400, rows=3)
     assert counts.shape == (2, 16 + 128)
     assert counts.sum(1).tolist() == [400 * 12] * 2
+    assert usage(model, tokens, 100).sum(1).tolist() == [96 * 12] * 2
 
 
 def test_telling_features_are_directions_and_fire_where_it_is_said(model):
@@ -111,6 +112,9 @@ def test_telling_features_are_directions_and_fire_where_it_is_said(model):
     tokens = torch.randint(0, 50, (8, 16), generator=torch.Generator().manual_seed(0))
     chosen = telling(model, tokens, 1, n=3, least=2)
     assert all(feature >= 16 for feature in chosen)
+    every = telling(model, tokens, 1, n=200, least=2)
+    assert every[:3] == chosen
+    assert all(feature >= 16 for feature in every)
     for firing in firings(model, tokenizer, tokens, 1, chosen, top=2):
         assert 0 < firing.share <= 1
         assert all(score != 0 and token.startswith("t") for score, _, token in firing.places)

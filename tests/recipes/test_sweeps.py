@@ -16,6 +16,7 @@ from pellucid.recipes.figures import sweeps_figure
 from pellucid.recipes.recipe import make_constraint
 from pellucid.recipes.registry import demo_sparse
 from pellucid.recipes.sweeps import points, rows, sweep, sweep_table, widened
+from pellucid.sparse.projection import Projection
 from tests.recipes.test_ablations import tiny
 from tests.recipes.test_study import SEARCH, result
 
@@ -26,6 +27,7 @@ def nonzeros(recipe):
     for p in model.parameters():
         torch.nn.init.normal_(p)  # biases begin at 0
     constraint = make_constraint(model, recipe)
+    assert isinstance(constraint, Projection)
     constraint.apply(progress=1.0)
     return sum(int(p.count_nonzero()) for p in constraint.parameters.values())
 
