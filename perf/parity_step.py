@@ -5,6 +5,7 @@ batch that fits this benchmark is a thousand times smaller than one that trains 
 """
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -46,7 +47,9 @@ def main() -> None:
             for name, recipe in recipes.items()
         }
         windows = torch.randint(0, 2048, (args.batch, 129))
-        calls = {name: partial(passes, objective, windows) for name, objective in objectives.items()}
+        calls: dict[str, Callable[[], object]] = {
+            name: partial(passes, objective, windows) for name, objective in objectives.items()
+        }
         with matmul_precision("auto", torch.device("cpu")):
             times = medians(calls, rounds=args.rounds)
         tokens = args.batch * 128

@@ -16,6 +16,7 @@ from pellucid.training.loop import train
 from pellucid.training.objective import Objective
 
 TOKENS = np.random.default_rng(0).integers(0, 17, 4000, dtype=np.uint16)
+PART = {"kind": "parity", "active": [4, 8], "children": [8], "samples": 16}
 MODEL = ModelConfig(
     vocab_size=17,
     d_model=16,
@@ -23,7 +24,7 @@ MODEL = ModelConfig(
     layers=uniform(2, 2, 8, 64),
     positions="learned",
     tied_embeddings=True,
-    mlp_input={"kind": "parity", "active": [4, 8], "children": [8], "samples": 16},
+    mlp_input=PART,
 )
 CONFIG = TrainConfig(
     steps=12,
@@ -83,11 +84,36 @@ def test_validation_leaves_the_moments_alone(tmp_path):
     assert all(torch.equal(t, without[name]) for name, t in with_validation.items())
 
 
+def test_what_training_returns_no_longer_observes(tmp_path):
+    model = go(tmp_path / "a").model
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    model(torch.from_numpy(TOKENS[:16].astype(np.int64))[None])
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+
+
 def test_the_next_token_loss_and_the_reconstruction_loss_are_added():
     model = Transformer(MODEL, seed=0, device="cpu").eval()
     windows = torch.from_numpy(TOKENS[:34].astype(np.int64)).view(2, 17)
     loss, nll = Objective(model)(windows)
     assert loss > nll > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch.compile raises deprecation warnings of its own
+@pytest.mark.parametrize(
+    ("basis", "dtype"), [("parity", "float32"), ("parity", "float64"), ("random", "float32")]
+)
+def test_a_parity_model_compiles_to_one_graph_and_gives_the_same_gradients(basis, dtype):
+    model = Transformer(
+        replace(MODEL, dtype=dtype, mlp_input={**PART, "basis": basis}), seed=0, device="cpu"
+    ).eval()
+    windows = torch.from_numpy(TOKENS[:34].astype(np.int64)).view(2, 17)
+    objective = Objective(model)
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(objective(windows)[0], parameters)
+    compiled = torch.compile(objective, fullgraph=True, backend="aot_eager")
+    for a, b in zip(torch.autograd.grad(compiled(windows)[0], parameters), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow
