@@ -75,14 +75,24 @@ class Moments(nn.Module):
 
         return super()._apply(moved, recurse)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """ValueError for moments that are not finite: they would spread to every output."""
+        for name in ("mean", "square"):
+            value = state_dict.get(prefix + name)
+            if value is not None and not value.is_meta and not value.isfinite().all():
+                raise ValueError(f"{prefix}{name} is not finite in {int((~value.isfinite()).sum())} features")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def scale(self) -> Tensor:
         """(features,) 1 / (standard deviation + eps)."""
         return 1 / ((self.square - self.mean.square()).clamp(min=0).sqrt() + self.eps)
 
     @torch.no_grad()
     def update(self, counts: Tensor, sums: Tensor, squares: Tensor) -> None:
-        """Take in how often each feature was seen, and the sums of its scores and their squares, over all ranks."""
-        counts, sums, squares = distributed.sum_of(torch.stack([counts, sums, squares]))
+        """Take in how often each feature was seen, and the sums of its scores and their squares, over all ranks. Where
+        these are not finite, as after a bad batch on a GPU, nothing is taken in."""
+        seen = distributed.sum_of(torch.stack([counts, sums, squares]))
+        counts, sums, squares = torch.where(seen.isfinite().all(0), seen, 0)
         keep = self.decay**counts
         seen = counts.clamp(min=1)
         self.mean.copy_(torch.lerp(sums / seen, self.mean.to(keep), keep))

@@ -70,7 +70,8 @@ def plan(recipe: Recipe, devices: int = 1) -> Plan:
     """What `recipe` takes on `devices`. Raises ValueError where these do not divide its batch."""
     if devices < 1 or recipe.train.batch_size % devices:
         raise ValueError(f"{devices} devices do not divide the batch of {recipe.train.batch_size} sequences")
-    model = Transformer(recipe.model, seed=None, device="meta")
+    with torch.device("meta"):
+        model = Transformer(recipe.model, seed=None, device="meta")
     shares = devices if recipe.train.parallel == "fsdp" else 1
     named = dict(model.named_parameters())
     parameters = dict.fromkeys(PARTS, 0)

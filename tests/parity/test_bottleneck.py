@@ -155,6 +155,21 @@ def test_moments_are_frozen_in_eval_mode():
     assert all(torch.equal(before[name], t) for name, t in bottleneck.state_dict().items())
 
 
+def test_moments_that_are_not_finite_are_neither_taken_in_nor_loaded():
+    moments = ParityBottleneck(CONFIGS[1]).moments
+    n = len(moments.mean)
+    sums = torch.ones(n)
+    sums[3] = float("nan")
+    moments.update(torch.full((n,), 5.0), sums, torch.ones(n))
+    assert moments.mean[3] == 0
+    assert moments.square[3] == 1
+    assert (moments.mean != 0).sum() == n - 1
+    damaged = {name: t.clone() for name, t in moments.state_dict().items()}
+    damaged["mean"][2] = float("inf")
+    with pytest.raises(ValueError, match="mean is not finite in 1 features"):
+        moments.load_state_dict(damaged)
+
+
 def test_without_standardisation_scores_are_raw():
     bottleneck = ParityBottleneck(ParityConfig(d=16, active=(3,), children=(), standardise=False)).train()
     x = torch.randn(4, 16) + 3
