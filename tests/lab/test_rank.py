@@ -84,9 +84,9 @@ def test_hard_concrete_gates_cost_as_often_as_they_are_open():
     torch.testing.assert_close((gates > 0).float().mean(0), size[0], atol=0.015, rtol=0)
 
 
-def test_half_of_the_pairs_run_nothing_and_the_others_any_share():
+def test_a_third_of_the_pairs_run_nothing_and_the_others_any_share():
     runs = running(4000, {"a": 200}, torch.Generator().manual_seed(0))["a"].float().mean(1)
-    assert 0.45 < (runs == 0).float().mean() < 0.55
+    assert 0.30 < (runs == 0).float().mean() < 0.37
     shares = runs[runs > 0]
     assert abs(shares.mean() - 0.5) < 0.03
     assert shares.std() == pytest.approx(1 / 12**0.5, abs=0.03)  # uniform
