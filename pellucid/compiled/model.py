@@ -193,7 +193,7 @@ class CompiledModel:
             raise ValueError(f"{path} holds no compiled model")
         truth = json.loads(read_file(find_checkpoint(path), "truth.json"))
         return cls(
-            load_model(path, device=device).eval(),
+            load_model(path, device=device),
             vocab=[from_json(v) for v in meta["vocab"]],
             outputs=[from_json(v) for v in meta["outputs"]],
             encoding=meta["encoding"],

@@ -176,7 +176,7 @@ class ParityBottleneck(nn.Module):
         own = own.scatter_add(1, torch.where(channel, index, 0), torch.where(channel, score, 0))
         x_hat = own + cast(Basis, self.basis).decode(score, torch.where(channel, -1, index - d))
         x_hat = x_hat.view(*code.norm.shape[:-1], d)
-        return x_hat * (code.norm / x_hat.norm(dim=-1, keepdim=True).clamp(min=TINY))
+        return at_norm(x_hat, code.norm)
 
     def forward(self, x: Tensor, at: At | None = None) -> tuple[Tensor, Tensor]:
         """x (..., d) -> (what the MLP reads, (..., d); the weighted reconstruction loss). `at` passes the code by taps."""
@@ -188,8 +188,7 @@ class ParityBottleneck(nn.Module):
                     ((at("mlp.code.index", code.index), at("mlp.code", code.score)),), code.norm
                 )
             x_hat = self.decode(code)
-        error = (wide - x_hat).square().sum(-1) / code.norm.squeeze(-1).square().clamp(min=TINY)
-        return x_hat.to(x.dtype), self.config.aux_weight * (error.mean() if error.numel() else error.sum())
+        return x_hat.to(x.dtype), self.config.aux_weight * relative_error(wide, x_hat, code.norm)
 
     @torch.no_grad()
     def observe(self, x: Tensor, active: list[Tensor]) -> None:
@@ -231,6 +230,17 @@ TINY = 1e-30
 def full_precision(device: torch.device) -> AbstractContextManager:
     """No autocast: which features are active must not follow the rounding of scores. (A meta device has none.)"""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
+def at_norm(x_hat: Tensor, norm: Tensor) -> Tensor:
+    """x_hat (..., d) scaled to `norm` (..., 1)."""
+    return x_hat * (norm / x_hat.norm(dim=-1, keepdim=True).clamp(min=TINY))
+
+
+def relative_error(x: Tensor, x_hat: Tensor, norm: Tensor) -> Tensor:
+    """||x - x_hat||^2 / ||x||^2, the mean over tokens; 0 of none. `norm` (..., 1) is that of x."""
+    error = (x - x_hat).square().sum(-1) / norm.squeeze(-1).square().clamp(min=TINY)
+    return error.mean() if error.numel() else error.sum()
 
 
 def checked(x: Tensor) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.parity.bases import VectorBasis
-from pellucid.parity.bottleneck import TINY, At
+from pellucid.parity.bottleneck import At, at_norm, relative_error
 
 
 class TopKCodebook(nn.Module):
@@ -44,8 +44,6 @@ class TopKCodebook(nn.Module):
             shape = (*x.shape[:-1], self.k)
             index = at("mlp.code.index", index.view(shape)).view(index.shape)
             score = at("mlp.code", score.view(shape)).view(score.shape)
-        x_hat = self.basis.decode(score, index)
         norm = wide.norm(dim=-1, keepdim=True)
-        x_hat = x_hat * (norm / x_hat.norm(dim=-1, keepdim=True).clamp(min=TINY))
-        error = (wide - x_hat).square().sum(-1) / norm.squeeze(-1).square().clamp(min=TINY)
-        return x_hat.view_as(x).to(x.dtype), self.aux_weight * error.mean()
+        x_hat = at_norm(self.basis.decode(score, index), norm)
+        return x_hat.view_as(x).to(x.dtype), self.aux_weight * relative_error(wide, x_hat, norm)

@@ -34,7 +34,7 @@ class Ship:
     def __call__(self) -> Path:
         """Round large dense tensors to bfloat16, which halves the file, measure what that does, and store the means."""
         bench, metadata = Workbench.open(self.run, device="cpu"), load_metadata(self.run)
-        model, before = load_model(self.run, device="cpu").eval(), metadata["validation"]
+        model, before = load_model(self.run, device="cpu"), metadata["validation"]
         with torch.no_grad():
             for p in model.parameters():
                 if p.numel() >= HALVE_ABOVE and p.count_nonzero() >= SPARSE_BELOW * p.numel():

@@ -49,7 +49,7 @@ class Case:
         kept = {file.stem: file for file in (find_checkpoint(path) / "explained").glob("*.json")}
         if task not in kept:
             raise unknown("explained circuit", task, kept)
-        model, tokenizer = load_model(path, device=device).eval(), load_tokenizer(path)
+        model, tokenizer = load_model(path, device=device), load_tokenizer(path)
         circuit = Circuit.load(kept[task])
         circuit_masks(circuit, model)
         return cls(model, tokenizer, stored_means(path, model, ()), make_task(task, tokenizer), circuit)
@@ -140,7 +140,8 @@ def swap_scores(model: Transformer, batch: Batch) -> dict[str, Tensor]:
         margin(last_logits(model, batch, own), batch).mean().backward()
     out = {}
     for site, x in own.values.items():
-        change = (other.values[site] - x.detach()) * x.grad  # type: ignore[operator]
+        assert x.grad is not None
+        change = (other.values[site] - x.detach()) * x.grad
         out[site] = change[batch.mask].sum(0)
     return out
 
@@ -196,9 +197,10 @@ def attack(
     batch = task.pairs(pairs, seed=seed, split="test").to(model.device)
     logits = last_logits_by_length(model, batch, tap)
     margins, right = margin(logits, batch), accuracy(logits, batch.last())
-    return tuple(  # type: ignore[return-value]
+    first, second = (
         Outcome(pairs, int(right[side::2].sum()), margins[side::2].mean().item()) for side in (0, 1)
     )
+    return first, second
 
 
 Text = Callable[[Random, str, str, str], str]
@@ -276,7 +278,7 @@ def attacks(
     path: str | Path, taps: Mapping[str, Tap] | None = None, *, pairs: int = 200, seed: int = 0
 ) -> str:
     """Every variant on the run at `path` as lines of text: accuracy on double and on single quotes, with intervals."""
-    model, tokenizer = load_model(path).eval(), load_tokenizer(path)
+    model, tokenizer = load_model(path), load_tokenizer(path)
     lines = [f"{'prompt':30} {'should':6} {'double':>16} {'single':>16}  margin"]
     for name, (says, _) in VARIANTS.items():
         double, single = attack(

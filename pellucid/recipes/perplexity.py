@@ -100,7 +100,7 @@ def measure(
     if tokens < 1:
         raise ValueError(f"tokens must be 1 or more, got {tokens}")
     texts = held_out(run, sources)
-    tokenizer, model = load_tokenizer(run), load_model(run, device=device).eval()
+    tokenizer, model = load_tokenizer(run), load_model(run, device=device)
     return {
         source: perplexity(
             model, tokenizer, text, tokens=tokens, batch_size=batch_size, label=f"perplexity on {source}"

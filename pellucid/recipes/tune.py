@@ -333,7 +333,7 @@ def serve(pipe: Connection, sweep: Sweep, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that the user started
     torch.set_num_threads(threads)
     try:
-        model = load_model(sweep.run_path, device=sweep.device).eval()
+        model = load_model(sweep.run_path, device=sweep.device)
         means = {site: torch.from_numpy(mean).to(model.wte.weight) for site, mean in sweep.means.items()}
         task = make_task(sweep.task, load_tokenizer(sweep.run_path))
         while True:

@@ -60,7 +60,7 @@ class Workbench:
         What is made of a model in the box, `pellucid:NAME`, is written to `runs/NAME`.
         """
         metadata, tokenizer = load_metadata(path), load_tokenizer(path)
-        model = load_model(path, device=device).eval()
+        model = load_model(path, device=device)
         recipe = load_recipe(path)
         mixture = [(c.name, c.weight) for c in recipe.data.corpora]
         train = prepare(mixture, tokenizer, MEAN_TOKENS, "train", seed=recipe.data.seed)
