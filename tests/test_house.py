@@ -23,6 +23,7 @@ ALLOWED = {
     "lab": {"core", "kernels", "data", "tasks", "training"},
     "viewer": {"core", "tasks"},
     "interop": {"core", "kernels", "data", "tasks", "training", "lab"},
+    "bench": {"core", "kernels", "data", "tasks", "training", "compiled", "sparse", "lab"},
     "recipes": {
         "core",
         "kernels",

@@ -29,12 +29,12 @@ def remove(kept: Kept, means: Mapping[str, Tensor]) -> Tap:
 def last_logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
     """Logits (b, 1, v) at each row's last token. Rows are padded on the right, so a causal model needs no mask."""
     mask = None if model.config.causal else batch.mask
-    return model(batch.tokens, mask=mask, tap=tap, only=batch.positions)
+    return model(batch.tokens, mask=mask, tap=tap, only=batch.only)
 
 
 def last_logits_by_length(model: Transformer, batch: Batch, tap: Tap | None = None, rows: int = 64) -> Tensor:
     """`last_logits` for a tap that treats all rows alike: short rows together, so that little padding is computed."""
-    order = batch.positions.argsort(stable=True)
+    order = batch.lengths.argsort(stable=True)
     chunks = [last_logits(model, batch.select(part).trimmed(), tap) for part in order.split(rows)]
     return torch.cat(chunks)[order.argsort()]
 
@@ -55,7 +55,7 @@ def partial_logits(
     A row's draw depends on the seed and on the order of rows in `batch` alone.
     """
     draw = torch.Generator().manual_seed(seed)
-    order = batch.positions[::2].argsort(stable=True)
+    order = batch.lengths[::2].argsort(stable=True)
     chunks = []
     for pairs in order.split(rows // 2):
         masks = {}

@@ -74,7 +74,7 @@ def circuit_logits(model: Transformer, batch: Batch, kept: Kept, means: Mapping[
     if not (small and can_extract(model.config, means)):
         return last_logits_by_length(model, batch, keep_only(kept, means))
     circuit = extract(model, kept, means, tokens=batch.tokens)
-    return circuit(batch.tokens, mask=None if model.config.causal else batch.mask, only=batch.positions)
+    return circuit(batch.tokens, mask=None if model.config.causal else batch.mask, only=batch.only)
 
 
 class Probe:

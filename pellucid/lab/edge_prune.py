@@ -298,7 +298,7 @@ def learn_edges(
         losses = torch.zeros_like(k_coef)
         for stratum, n in zip(strata, shares(config.pairs, len(strata)), strict=True):
             batch = stratum.select_pairs(torch.randperm(len(stratum) // 2, generator=draw)[:n].to(device))
-            options = {"mask": None if causal else batch.mask, "only": batch.positions}
+            options = {"mask": None if causal else batch.mask, "only": batch.only}
             options |= {} if tap is None else {"tap": tap}
             with autocast(config.precision, device):
                 logits = [functional_call(module, t, (batch.tokens,), options) for t in tensors]

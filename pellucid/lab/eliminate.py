@@ -141,7 +141,7 @@ def extracted_loss(
     losses = [
         task.metric(
             calibration(
-                circuit(batch.tokens, mask=None if model.config.causal else batch.mask, only=batch.positions)
+                circuit(batch.tokens, mask=None if model.config.causal else batch.mask, only=batch.only)
             ),
             batch.last(),
         ).mean()

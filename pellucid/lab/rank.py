@@ -41,7 +41,7 @@ class Ranker(Protocol):
 
 def by_length(pool: Batch, n: int) -> list[Batch]:
     """The pool's pairs in `n` parts of equal size, from short prompts to long ones, each without needless padding."""
-    order = pool.positions[::2].argsort(stable=True)
+    order = pool.lengths[::2].argsort(stable=True)
     parts = order[: len(order) // n * n].chunk(n)
     return [pool.select_pairs(part).trimmed() for part in parts]
 

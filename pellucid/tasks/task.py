@@ -1,56 +1,117 @@
 """What a model is asked: a batch of clean and corrupt sequences, and a metric on the logits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 SPLITS = ("train", "test")
+P = TypeVar("P", bound="Pairs")
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Pairs of sequences with two answers: rows 2i and 2i + 1 are the positive and negative member of pair i.
+class Pairs:
+    """Pairs of sequences: rows 2i and 2i + 1 are the two members of pair i, and each other's corrupt input.
 
-    `tokens` (b, t) are padded on the right; `corrupt` (b, t) holds the other member of each row's pair; `mask` (b, t)
-    marks real tokens; `positions` (b,) are the last real ones; `answers` (b, 2) are the right and the wrong next token.
+    `tokens` (b, t) are padded on the right; `corrupt` (b, t) holds the other member of each row's pair; `mask` and
+    `corrupt_mask` (b, t) mark real tokens. A subclass says what is asked.
     """
 
     tokens: Int[Tensor, "b t"]
     corrupt: Int[Tensor, "b t"]
     mask: Bool[Tensor, "b t"]
-    positions: Int[Tensor, "b"]
-    answers: Int[Tensor, "b 2"]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def to(self, device: torch.device | str) -> "Batch":
+    @property
+    def corrupt_mask(self) -> Bool[Tensor, "b t"]:
+        """The real tokens of `corrupt`: as many as in the row itself, unless a subclass says otherwise."""
+        return self.mask
+
+    @property
+    def lengths(self) -> Int[Tensor, "b"]:
+        """Real tokens of each row."""
+        return self.mask.sum(1)
+
+    @property
+    def only(self) -> Int[Tensor, "b"] | None:
+        """The one position of each row whose logits are asked for; None for all."""
+        return None
+
+    def map(self: P, change: Callable[[Tensor], Tensor]) -> P:
+        """Every tensor changed alike."""
+        return replace(self, **{field.name: change(getattr(self, field.name)) for field in fields(self)})
+
+    def to(self: P, device: torch.device | str) -> P:
         """The same batch on another device."""
-        return Batch(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return self.map(lambda x: x.to(device))
 
-    def select(self, rows: Tensor) -> "Batch":
+    def select(self: P, rows: Tensor) -> P:
         """The rows that an index or a bool mask names."""
-        return Batch(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return self.map(lambda x: x[rows])
 
-    def select_pairs(self, pairs: Tensor) -> "Batch":
+    def select_pairs(self: P, pairs: Tensor) -> P:
         """Both rows of each pair that an index names."""
         return self.select(torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten())
 
-    def repeat(self, times: int) -> "Batch":
+    def repeat(self: P, times: int) -> P:
         """All rows, so many times over: for as many masks stacked on the batch axis."""
         return self.select(torch.arange(len(self), device=self.tokens.device).repeat(times))
 
-    def trimmed(self) -> "Batch":
+    def trimmed(self: P) -> P:
         """The same rows without the columns that are padding in all of them."""
-        t = int(self.positions.max()) + 1
-        return replace(self, tokens=self.tokens[:, :t], corrupt=self.corrupt[:, :t], mask=self.mask[:, :t])
+        t = int(torch.maximum(self.lengths, self.corrupt_mask.sum(1)).max())
+        return replace(self, **{name: getattr(self, name)[:, :t] for name in self.by_position()})
+
+    def by_position(self) -> tuple[str, ...]:
+        """The fields that have a token axis."""
+        return "tokens", "corrupt", "mask"
+
+    def last(self: P) -> P:
+        """The batch that fits the logits that `only` asks for."""
+        return self
+
+
+@dataclass(frozen=True)
+class Batch(Pairs):
+    """Pairs with two answers: `positions` (b,) are the last real tokens; `answers` (b, 2) the right and the wrong next."""
+
+    positions: Int[Tensor, "b"]
+    answers: Int[Tensor, "b 2"]
+
+    @property
+    def only(self) -> Int[Tensor, "b"]:
+        return self.positions
 
     def last(self) -> "Batch":
         """The batch that fits logits of each row's last token alone, (b, 1, v)."""
         return replace(self, positions=torch.zeros_like(self.positions))
+
+
+@dataclass(frozen=True)
+class Outputs(Pairs):
+    """Pairs whose answer is an output at many positions, such as those of a program.
+
+    `wanted` and `other` (b, t, v) are the right logits of the row and of its corrupt input, `scored` (b, t) the positions
+    that count, which are real in both. In every row the two differ at some of these.
+    """
+
+    real: Bool[Tensor, "b t"]
+    """`corrupt_mask`."""
+    scored: Bool[Tensor, "b t"]
+    wanted: Float[Tensor, "b t v"]
+    other: Float[Tensor, "b t v"]
+
+    @property
+    def corrupt_mask(self) -> Bool[Tensor, "b t"]:
+        return self.real
+
+    def by_position(self) -> tuple[str, ...]:
+        return *super().by_position(), "real", "scored", "wanted", "other"
 
 
 @runtime_checkable
@@ -65,8 +126,13 @@ class Task(Protocol):
         ...
 
     def metric(self, logits: Float[Tensor, "b t v"], batch: Batch) -> Float[Tensor, "b"]:
-        """The loss of each row, in nats; the task's loss is its mean."""
+        """How wrong each row is, such as a loss in nats: lower is better. The task's loss is its mean."""
         ...
+
+
+def learning_loss(task: "Task") -> Callable[[Tensor, Any], Tensor]:
+    """What masks are learned by: a task's `loss`, at least 0, where it has one beside a signed metric; else the metric."""
+    return getattr(task, "loss", task.metric)
 
 
 def answer_logits(logits: Float[Tensor, "b t v"], batch: Batch) -> Float[Tensor, "b 2"]:

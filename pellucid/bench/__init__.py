@@ -1,0 +1,1 @@
+"""The ground-truth benchmark: methods of the lab on models whose mechanism is known."""

@@ -1,0 +1,131 @@
+"""Exact patching: what ablating one edge, or one node, does to the task, measured by running the model.
+
+All of a model's edges are stacked on the batch axis, so that one forward pass measures many.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pellucid.core.edges import edge_table
+from pellucid.core.taps import Tap
+from pellucid.core.transformer import Transformer
+from pellucid.lab.ablate import last_logits
+from pellucid.lab.fills import Ablation, Writes, by_writer, clean_writes, fills, writer_index
+from pellucid.lab.scores import Scores, estimated
+from pellucid.tasks.task import Pairs, Task
+
+Measure = Callable[[Tensor, Pairs], Tensor]
+"""Logits and the batch -> (b, ...)."""
+TOKENS = 65_536
+"""Tokens in one forward pass."""
+
+
+class Nudge(Tap):
+    """In copy i of a stacked batch, adds `difference[writer]` (b, t, d) at one reader: the edge `places[i]` is cut."""
+
+    def __init__(self, model: Transformer, places: Sequence[tuple[int, int]], difference: Tensor):
+        readers = edge_table(model.config).readers
+        self.difference, self.copies = difference, len(places)
+        self.at: dict[str, list[tuple[int, int | None, int]]] = {}
+        for copy, (reader, writer) in enumerate(places):
+            site, head = readers[reader]
+            self.at.setdefault(site, []).append((copy, head, writer))
+        super().__init__(self.at)
+
+    def __call__(self, site: str, x: Tensor) -> Tensor:
+        copies, heads, writers = zip(*self.at[site], strict=True)
+        x = x.clone()
+        stacked = x.view(self.copies, -1, *x.shape[1:])
+        if x.dim() == 4:
+            stacked[list(copies), :, :, list(heads)] += self.difference[list(writers)]
+        else:
+            stacked[list(copies)] += self.difference[list(writers)]
+        return x
+
+
+class Replace(Tap):
+    """In copy i of a stacked batch, adds `difference[writers[i]]` (b, t, d) to that writer's write: the node is ablated."""
+
+    def __init__(self, model: Transformer, writers: Sequence[int], difference: Tensor):
+        self.difference, self.copies, self.index = difference, len(writers), writer_index(model)
+        self.copy = {writer: copy for copy, writer in enumerate(writers)}
+        super().__init__({edge_table(model.config).writers[writer][0] for writer in writers})
+
+    def __call__(self, site: str, x: Tensor) -> Tensor:
+        x = x.clone()
+        stacked = x.view(self.copies, -1, *x.shape[1:])
+        for head, writer in enumerate(self.index[site]):
+            if writer in self.copy:
+                part = stacked[self.copy[writer]]
+                (part[:, :, head] if x.dim() == 4 else part).add_(self.difference[writer])
+        return x
+
+
+@torch.no_grad()
+def cut_edges(
+    model: Transformer, batch: Pairs, replaced: Writes, measure: Measure, places: Sequence[tuple[int, int]]
+) -> Tensor:
+    """(edges, b, ...): what `measure` says of the model with each of the (reader, writer) edges cut alone."""
+    difference = by_writer(model, replaced) - by_writer(model, clean_writes(model, batch))
+    return stacked(model, batch, measure, places, lambda part: Nudge(model, part, difference))
+
+
+@torch.no_grad()
+def cut_nodes(
+    model: Transformer, batch: Pairs, replaced: Writes, measure: Measure, writers: Sequence[int]
+) -> Tensor:
+    """(nodes, b, ...): what `measure` says of the model with each of these writers ablated alone."""
+    difference = by_writer(model, replaced) - by_writer(model, clean_writes(model, batch))
+    return stacked(model, batch, measure, writers, lambda part: Replace(model, part, difference))
+
+
+def stacked(
+    model: Transformer, batch: Pairs, measure: Measure, parts: Sequence, tap: Callable[[Sequence], Tap]
+) -> Tensor:
+    """What `measure` says under the tap of each part, many copies of the batch in one forward pass."""
+    size = max(1, TOKENS // batch.tokens.numel())
+    found = []
+    for start in range(0, len(parts), size):
+        chosen = parts[start : start + size]
+        copies = batch.repeat(len(chosen))
+        values = measure(last_logits(model, copies, tap(chosen)), copies.last())
+        found.append(values.unflatten(0, (len(chosen), -1)))
+    return torch.cat(found)
+
+
+def edges_of(model: Transformer) -> list[tuple[int, int]]:
+    """All (reader, writer) edges of a model."""
+    return [(r, w) for r, w in edge_table(model.config).exists.nonzero().tolist()]
+
+
+def patch_edges(
+    model: Transformer, task: Task, *, pairs: int = 64, seed: int = 0, ablation: Ablation = "resample"
+) -> Scores:
+    """The exact effect of cutting each edge alone."""
+    batch, pool = draw(model, task, pairs, seed)
+    whole = task.metric(last_logits(model, batch), batch.last())
+    places = edges_of(model)
+    cut = cut_edges(model, batch, fills(model, batch, ablation, pool), task.metric, places)
+    effects = torch.zeros(edge_table(model.config).exists.shape)
+    effects[tuple(torch.tensor(places).T)] = (cut - whole).mean(1).float().cpu()
+    return estimated("edge", effects, 2.0 + len(places))
+
+
+def patch_nodes(
+    model: Transformer, task: Task, *, pairs: int = 64, seed: int = 0, ablation: Ablation = "resample"
+) -> Scores:
+    """The exact effect of ablating each node alone: activation patching."""
+    batch, pool = draw(model, task, pairs, seed)
+    whole = task.metric(last_logits(model, batch), batch.last())
+    writers = range(len(edge_table(model.config).writers))
+    cut = cut_nodes(model, batch, fills(model, batch, ablation, pool), task.metric, writers)
+    return estimated("node", (cut - whole).mean(1).float().cpu(), 2.0 + len(writers))
+
+
+def draw(model: Transformer, task: Task, pairs: int, seed: int) -> tuple[Pairs, Pairs]:
+    """The pairs that a method is measured on, and a pool of other pairs for means."""
+    return tuple(
+        task.pairs(n, seed=s).to(model.device) for n, s in ((pairs, seed), (4 * pairs, seed + 10_000))
+    )  # type: ignore[return-value]
