@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pellucid.core.taps import Mask, Tap
 from pellucid.core.transformer import Transformer
-from pellucid.tasks.task import Batch, Task
+from pellucid.tasks.task import Pairs, Task
 
 Kept = Mapping[str, Tensor]
 """A bool mask (width,) for every node site: the nodes of a circuit."""
@@ -26,13 +26,13 @@ def remove(kept: Kept, means: Mapping[str, Tensor]) -> Tap:
     return Mask({site: ~mask for site, mask in kept.items()}, means)
 
 
-def last_logits(model: Transformer, batch: Batch, tap: Tap | None = None) -> Tensor:
+def last_logits(model: Transformer, batch: Pairs, tap: Tap | None = None) -> Tensor:
     """Logits (b, 1, v) at each row's last token. Rows are padded on the right, so a causal model needs no mask."""
     mask = None if model.config.causal else batch.mask
     return model(batch.tokens, mask=mask, tap=tap, only=batch.only)
 
 
-def last_logits_by_length(model: Transformer, batch: Batch, tap: Tap | None = None, rows: int = 64) -> Tensor:
+def last_logits_by_length(model: Transformer, batch: Pairs, tap: Tap | None = None, rows: int = 64) -> Tensor:
     """`last_logits` for a tap that treats all rows alike: short rows together, so that little padding is computed."""
     order = batch.lengths.argsort(stable=True)
     chunks = [last_logits(model, batch.select(part).trimmed(), tap) for part in order.split(rows)]
@@ -42,7 +42,7 @@ def last_logits_by_length(model: Transformer, batch: Batch, tap: Tap | None = No
 @torch.no_grad()
 def partial_logits(
     model: Transformer,
-    batch: Batch,
+    batch: Pairs,
     kept: Kept,
     means: Mapping[str, Tensor],
     *,
@@ -68,7 +68,7 @@ def partial_logits(
 
 
 @torch.no_grad()
-def task_loss(model: Transformer, task: Task, batch: Batch, tap: Tap | None = None) -> float:
+def task_loss(model: Transformer, task: Task, batch: Pairs, tap: Tap | None = None) -> float:
     """The task's mean loss in nats on `batch`."""
     return task.metric(last_logits_by_length(model, batch, tap), batch.last()).mean().item()
 

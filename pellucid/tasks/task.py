@@ -10,6 +10,7 @@ from torch import Tensor
 
 SPLITS = ("train", "test")
 P = TypeVar("P", bound="Pairs")
+B = TypeVar("B", bound="Pairs")
 
 
 @dataclass(frozen=True)
@@ -115,17 +116,17 @@ class Outputs(Pairs):
 
 
 @runtime_checkable
-class Task(Protocol):
-    """A question with a name; `split` "test" holds names and literals that "train" never does."""
+class Task(Protocol[B]):
+    """A question with a name and its kind of pairs; `split` "test" holds names and literals that "train" never does."""
 
     @property
     def name(self) -> str: ...
 
-    def pairs(self, n: int, seed: int = 0, split: str = "train") -> Batch:
+    def pairs(self, n: int, seed: int = 0, split: str = "train") -> B:
         """`n` pairs (2n rows), a function of the arguments; a larger `n` only adds pairs."""
         ...
 
-    def metric(self, logits: Float[Tensor, "b t v"], batch: Batch) -> Float[Tensor, "b"]:
+    def metric(self, logits: Float[Tensor, "b t v"], batch: B) -> Float[Tensor, "b"]:
         """How wrong each row is, such as a loss in nats: lower is better. The task's loss is its mean."""
         ...
 
