@@ -16,7 +16,7 @@ from pellucid.viewer.schema import ModelView
 def run(*args):
     """`pellucid ARGS` in a process of its own: (exit code, output, errors)."""
     done = subprocess.run(
-        [sys.executable, "-m", "pellucid.cli", *map(str, args)],
+        [sys.executable, "-m", "pellucid", *map(str, args)],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "200"},

@@ -43,7 +43,8 @@ class CompiledModel:
         program: SOp | None = None,
     ):
         self.transformer, self.vocab, self.outputs = transformer, Table(vocab), list(outputs)
-        self.encoding, self.max_len, self.causal = encoding, max_len, causal
+        self.encoding: Encoding = encoding
+        self.max_len, self.causal = max_len, causal
         self.bos, self.pad = bos, pad
         self.error_bound, self.margin = error_bound, margin
         self.find_truth, self.program = truth, program
@@ -130,8 +131,24 @@ class CompiledModel:
         """The ground truth, as JSON-able data: see `compiler/truth.py`."""
         return self.find_truth()
 
+    @cached_property
+    def basis(self) -> np.ndarray | None:
+        """(direction of the ground truth, direction of the residual stream): the first as vectors of the second.
+
+        None where they are the same. Of a rotated model `stream @ basis.T` is the stream that the ground truth labels.
+        """
+        basis = self.truth.get("basis")
+        return None if basis is None else np.array(basis)
+
     def labels(self, layer: int) -> list[str]:
-        """What each direction of the residual stream holds after `layer` layers (0: the embedding): `name:value`."""
+        """What each direction of the residual stream holds after `layer` layers (0: the embedding): `name:value`.
+
+        Raises `RaspError` for a rotated model, whose directions mix all values.
+        """
+        if self.basis is not None:
+            raise RaspError(
+                "a rotated model's directions have no labels: stream @ model.basis.T has those of the model that was rotated"
+            )
         layers = len(self.transformer.config.layers)
         if not 0 <= layer <= layers:
             raise RaspError(f"layer must be between 0 (the embedding) and {layers}, got {layer!r}")
@@ -272,11 +289,14 @@ def compile_program(
     reuse: bool = False,
     allow_products: bool = False,
     dtype: str = "float32",
+    inverse_temperature: float | None = None,
 ) -> CompiledModel:
     """Compile a RASP program to a transformer that equals the interpreter on every sequence of up to `max_len` of `vocab`.
 
     `schedule="narrow"` moves blocks later where that narrows the residual stream; `reuse` gives the directions of dead
     variables to later ones; `allow_products` makes s-ops of pairs for selectors that no one head can attend by.
+    `inverse_temperature` is by how many nats every head's selected keys exceed all others; BOS, where it is the default,
+    is half as many below them. None: as cold as each head needs. What a warmer softmax leaks is part of `error_bound`.
     Raises `CompileError`, a `ValueError`, with every reason why the program cannot be compiled.
     """
     made = run_checked(
@@ -288,6 +308,7 @@ def compile_program(
         reuse=reuse,
         allow_products=allow_products,
         dtype=dtype,
+        inverse_temperature=inverse_temperature,
     )
     for what, value, others in (("bos", bos, made.vocab), ("pad", pad, [*made.vocab, bos])):
         if key(canonical(value)) in {key(v) for v in others}:

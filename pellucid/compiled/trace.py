@@ -19,6 +19,8 @@ from pellucid.core.record import record
 if TYPE_CHECKING:
     from pellucid.compiled.model import CompiledModel
 
+ROUNDING = 1e-5
+"""What is no more than this is shown as 0."""
 LABELLED = 80
 """The most directions whose labels a picture shows."""
 FORMATS = ("svg", "png")
@@ -65,12 +67,12 @@ class Trace:
         return {v["name"]: decode(v, stream[v["directions"]]) for v in self.variables[self.number(step)]}
 
     def rows(self, step: int) -> list[tuple[str, str, float]]:
-        """(position, label, value) of everything after a step that is not zero."""
+        """(position, label, value) of everything after a step that is more than rounding."""
         step = self.number(step)
         return [
             (f"{p} {name}", self.labels[step][d] or f"direction {d}", float(self.residuals[step, p, d]))
             for p, name in enumerate(self.positions)
-            for d in np.flatnonzero(np.abs(self.residuals[step, p]) > 1e-9)
+            for d in np.flatnonzero(np.abs(self.residuals[step, p]) >= ROUNDING)
         ]
 
     def table(self, step: int) -> Table:
@@ -138,12 +140,13 @@ def decode(variable: dict[str, Any], held: np.ndarray) -> str:
 
 def written(number: float) -> str:
     """A number with four digits; what is no more than rounding is 0."""
-    return "0" if abs(number) < 1e-5 else f"{number:.4g}"
+    return "0" if abs(number) < ROUNDING else f"{number:.4g}"
 
 
 def trace(model: "CompiledModel", sequence: Sequence[Value]) -> Trace:
     """Run `model` on one sequence and keep the residual stream after every sublayer, with labels.
 
+    A rotated model's stream is rotated back, to the directions that the ground truth labels.
     Raises `RaspError` for a sequence that the model cannot be given.
     """
     sequence = list(sequence)
@@ -166,11 +169,12 @@ def trace(model: "CompiledModel", sequence: Sequence[Value]) -> Trace:
         ]
         for _, _, slot in places
     ]
+    residuals = np.stack([found[site][0].double().cpu().numpy() for _, site, _ in places])
     return Trace(
         sequence=sequence,
         steps=[name for name, _, _ in places],
         sites=[site for _, site, _ in places],
-        residuals=np.stack([found[site][0].double().cpu().numpy() for _, site, _ in places]),
+        residuals=residuals if model.basis is None else residuals @ model.basis.T,
         labels=[labels(variables, model.transformer.config.d_model) for variables in held],
         outputs=model(sequence),
         patterns=[

@@ -41,22 +41,23 @@ def verify(
 
     Lengths are 1 to `max_len` unless given. Raises `RaspError` for a model without its program (one that was loaded).
     """
+    sequences, exhaustive = inputs(model, limit, lengths, seed)
+    return compare(model, sequences, exhaustive)
+
+
+def inputs(
+    model: CompiledModel, limit: int, lengths: Iterable[int] | None = None, seed: int = 0
+) -> tuple[Iterator[list[Value]], bool]:
+    """All inputs of `lengths` (1 to `max_len` unless given) if they are at most `limit`, else so many drawn; and which."""
     wanted = sorted(set(range(1, model.max_len + 1) if lengths is None else lengths))
     if any(not 1 <= n <= model.max_len for n in wanted) or not wanted:
         raise RaspError(f"lengths must be between 1 and {model.max_len}, got {wanted}")
     vocab = model.vocab.values
-    total = sum(len(vocab) ** n for n in wanted)
-    if total <= limit:
-        return compare(
-            model, (list(s) for n in wanted for s in itertools.product(vocab, repeat=n)), exhaustive=True
-        )
+    if sum(len(vocab) ** n for n in wanted) <= limit:
+        return (list(s) for n in wanted for s in itertools.product(vocab, repeat=n)), True
     rng = np.random.default_rng(seed)
-    drawn = rng.choice(wanted, size=limit)
-    return compare(
-        model,
-        ([vocab[i] for i in rng.integers(len(vocab), size=n)] for n in np.sort(drawn)),
-        exhaustive=False,
-    )
+    drawn = np.sort(rng.choice(wanted, size=limit))
+    return ([vocab[i] for i in rng.integers(len(vocab), size=n)] for n in drawn), False
 
 
 def compare(

@@ -4,6 +4,7 @@ All of a model's edges are stacked on the batch axis, so that one forward pass m
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +12,12 @@ from torch import Tensor
 from pellucid.core.edges import edge_table
 from pellucid.core.taps import Tap
 from pellucid.core.transformer import Transformer
-from pellucid.lab.ablate import last_logits
+from pellucid.lab.ablate import all_logits, last_logits
 from pellucid.lab.fills import Ablation, Writes, by_writer, clean_writes, fills, writer_index
 from pellucid.lab.scores import Scores, estimated
 from pellucid.tasks.task import Pairs, Task
 
-Measure = Callable[[Tensor, Pairs], Tensor]
+Measure = Callable[[Tensor, Any], Tensor]
 """Logits and the batch -> (b, ...)."""
 TOKENS = 65_536
 """Tokens in one forward pass."""
@@ -90,7 +91,7 @@ def stacked(
     for start in range(0, len(parts), size):
         chosen = parts[start : start + size]
         copies = batch.repeat(len(chosen))
-        values = measure(last_logits(model, copies, tap(chosen)), copies.last())
+        values = measure(all_logits(model, copies, tap(chosen)), copies)
         found.append(values.unflatten(0, (len(chosen), -1)))
     return torch.cat(found)
 
@@ -100,6 +101,7 @@ def edges_of(model: Transformer) -> list[tuple[int, int]]:
     return [(r, w) for r, w in edge_table(model.config).exists.nonzero().tolist()]
 
 
+@torch.no_grad()
 def patch_edges(
     model: Transformer, task: Task, *, pairs: int = 64, seed: int = 0, ablation: Ablation = "resample"
 ) -> Scores:
@@ -113,6 +115,7 @@ def patch_edges(
     return estimated("edge", effects, 2.0 + len(places))
 
 
+@torch.no_grad()
 def patch_nodes(
     model: Transformer, task: Task, *, pairs: int = 64, seed: int = 0, ablation: Ablation = "resample"
 ) -> Scores:

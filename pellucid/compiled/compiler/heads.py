@@ -2,7 +2,7 @@
 
 Selected keys have logit top, all others at most top - 1, BOS top - 1/2 (it is attended to where nothing is selected) or,
 for a width, top. All times an inverse temperature chosen so that what leaks to the others is far below what decides
-between values (Tracr, appendix D.1, fixes 100 and forgets the head size; here nothing is divided by it).
+between values, or given (Tracr, appendix D.1, fixes 100 and forgets the head size; here nothing is divided by it).
 """
 
 import math
@@ -119,12 +119,8 @@ def build_head(
         bos_q[bos_channel] = reach
     bos_k = bos_k - b_k - sum((w @ v.bos for w, v in zip(w_k, keys, strict=True)), np.zeros(len(b_k)))
 
-    wanted = arithmetic.unit * 2.0**-8
-    if target.encoding == "numerical" and len(target.domain) > 1:
-        size = float(np.abs(target.domain.magnitudes).max())
-        wanted = min(wanted, target.margin / max(size, 1e-300) * 2.0**-12) if not counts else wanted
     n = max_len + 1
-    scale = 2.0 * math.ceil((math.log(n) - math.log(wanted)) / gap / 2)
+    scale = arithmetic.inverse_temperature or cold_enough(target, counts, n, gap, arithmetic)
     values, w_v, bos_v = value_side(node, target, variables, can_be_empty)
     bound_head(node, target, queries, keys, values, form, n, scale, gap, arithmetic)
     block = HeadBlock(
@@ -134,6 +130,15 @@ def build_head(
     target.block = block
     target.bos = bos_v + sum((w @ v.bos for w, v in zip(w_v, values, strict=True)), np.zeros(target.width))
     return block
+
+
+def cold_enough(target: Variable, counts: bool, n: int, gap: float, arithmetic: Arithmetic) -> float:
+    """The inverse temperature at which what leaks to other keys is less than rounding, and than what decides."""
+    wanted = arithmetic.unit * 2.0**-8
+    if target.encoding == "numerical" and len(target.domain) > 1 and not counts:
+        size = float(np.abs(target.domain.magnitudes).max())
+        wanted = min(wanted, target.margin / max(size, 1e-300) * 2.0**-12)
+    return 2.0 * math.ceil((math.log(n) - math.log(wanted)) / gap / 2)
 
 
 def add_atom(channels: Channels, table: np.ndarray, query: Variable | None, key: Variable | None) -> None:
@@ -193,10 +198,11 @@ def bound_head(
     noise = sum(v.noise for v in queries) + sum(v.noise for v in keys)
     noise += math.prod([sum(v.noise for v in queries), sum(v.noise for v in keys)])
     size = max((float(np.abs(a.table).max(initial=0)) for a in form.atoms), default=1.0)
-    # Products of exact one-hots and whole logits are exact. Otherwise the few large terms round, and each term of noise
-    # costs at most itself once more.
+    # Products of exact one-hots and half-integer logits are exact. Otherwise the few large terms round, and each term of
+    # noise costs at most itself once more.
     large = len(form.atoms) + len(form.gates) + 1
-    logits = 0.0 if noise == 0 else scale * (2 * noise * size + arithmetic.sum(large) * (size * large + 1))
+    exact = noise == 0 and (2 * scale).is_integer()
+    logits = 0.0 if exact else scale * (2 * noise * size + arithmetic.sum(large) * (size * large + 1))
     if logits > scale * gap / 4:
         raise Imprecise(f"its attention logits may be off by {logits:.2g} where {scale * gap:.0f} decides")
     leak = n * math.exp(-scale * gap + 2 * logits)

@@ -212,12 +212,14 @@ class MapBuilder:
                     b_in.append(scale * (constant - self.m) + shift)
                     out.append(sign * piece.base)
                     labels.append(name)
-            for slope, b, delta, label in zip(
-                piece.slope, piece.bias, piece.delta, piece.labels, strict=True
+            for slope, b, delta, label, force in zip(
+                piece.slope,
+                piece.bias,
+                piece.delta,
+                piece.labels,
+                self.forces(piece, low, high),
+                strict=True,
             ):
-                force = 0.0
-                if self.m:
-                    force = 2.0 ** np.ceil(np.log2(2 * max(1.0, slope * low + b, slope * high + b)))
                 gates.append((force, gate))
                 w_in.append(slope)
                 b_in.append(b + force * (constant - self.m))
@@ -231,6 +233,16 @@ class MapBuilder:
             sizes = np.abs(self.target.codes).sum(1)
             self.target.errors = errors + sizes * (gate_error + 2 * self.arithmetic.unit)
         return self.assemble(numbers, gates, w_in, b_in, out, bias, labels)
+
+    def forces(self, piece: Piece, low: float, high: float) -> np.ndarray:
+        """What keeps each neuron off where a literal is 0. Equal slopes have equal ones: noise in a literal then shifts z."""
+        if not self.m:
+            return np.zeros(len(piece.slope))
+        ends = np.stack([piece.slope * low + piece.bias, piece.slope * high + piece.bias])
+        slopes, of_slope = np.unique(piece.slope, return_inverse=True)
+        top = np.ones(len(slopes))
+        np.maximum.at(top, of_slope, ends.max(0))
+        return 2.0 ** np.ceil(np.log2(2 * top))[of_slope]
 
     def assemble(self, numbers, gates, w_in, b_in, out, bias, labels) -> MLPBlock:
         if not b_in and bias.any():  # a constant: a layer without neurons would have no bias

@@ -32,6 +32,8 @@ from pellucid.core.errors import unknown
 from pellucid.core.transformer import Transformer
 
 SCHEDULES = ("asap", "narrow")
+COLDEST = 10_000
+"""The largest inverse temperature: logits that are whole numbers stay exact in float32."""
 
 
 @dataclass
@@ -61,6 +63,7 @@ def run_pipeline(
     reuse: bool = False,
     allow_products: bool = False,
     dtype: str = "float32",
+    inverse_temperature: float | None = None,
 ) -> Compilation:
     """Compile `program`. Raises `CompileError` with every problem that was found."""
     tokens = check_vocabulary(vocab)
@@ -70,10 +73,12 @@ def run_pipeline(
         raise unknown("schedule", schedule, SCHEDULES)
     if dtype not in ("float32", "float64"):
         raise unknown("dtype", dtype, ("float32", "float64"))
+    if inverse_temperature is not None:
+        inverse_temperature = check_temperature(inverse_temperature)
     graph = Graph(program)
     analysis = Analysis(graph, tokens, max_len, causal)
     forms = analyse(graph, analysis, allow_products)
-    held, blocks = make_blocks(graph, analysis, forms, Arithmetic(dtype, reuse))
+    held, blocks = make_blocks(graph, analysis, forms, Arithmetic(dtype, reuse, inverse_temperature))
     output = next(v for v in held if v.node == id(graph.output))
     slots = asap(blocks) if schedule == "asap" else narrow(held, output, blocks)
     layout = lay_out(held, output, blocks, slots, reuse)
@@ -102,6 +107,15 @@ def run_pipeline(
         layout,
         transformer,
     )
+
+
+def check_temperature(value: float) -> float:
+    """An inverse temperature that attention logits bear: above 0, at most 10,000."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= COLDEST:
+        raise CompileError(
+            f"inverse_temperature must be above 0 and at most {COLDEST:,}, or None, got {value!r}"
+        )
+    return float(value)
 
 
 def check_vocabulary(vocab: Sequence[Value]) -> list[Value]:
@@ -234,8 +248,10 @@ class Blocks:
                     continue
             self.held[id(node)] = target
         if problems:
-            hint = "; try dtype='float64'" if self.arithmetic.dtype == "float32" else ""
-            raise CompileError("; ".join(problems) + hint)
+            cold = self.arithmetic.inverse_temperature
+            hints = [f"an inverse_temperature above {cold:g}"] if cold is not None else []
+            hints += ["dtype='float64'"] if self.arithmetic.dtype == "float32" else []
+            raise CompileError("; ".join(problems) + (f"; try {' or '.join(hints)}" if hints else ""))
         embedded = [v for v in self.held.values() if v.block is None]
         return [*embedded, *(b.target for b in self.blocks)], self.blocks
 

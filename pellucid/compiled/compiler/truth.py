@@ -252,8 +252,11 @@ def channel_edges(made: Compilation, places: Places) -> dict[str, set[tuple[int,
 
 
 @torch.no_grad()
-def edges_from_weights(model: Transformer) -> list[dict[str, Any]]:
-    """The edges of a norm-free model whose writer's and reader's matrices have a product that is not zero."""
+def edges_from_weights(model: Transformer, tolerance: float = 0.0) -> list[dict[str, Any]]:
+    """The edges of a norm-free model whose writer's and reader's matrices have a product that is not zero.
+
+    Zero is at most `tolerance` times the lengths of the row and the column: a rotated model needs 1e-5 in float32.
+    """
     writes: dict[Component, torch.Tensor] = {("embed", None): model.wte.weight.T}
     if model.wpe is not None:
         writes["embed", None] = torch.cat([model.wte.weight, model.wpe.weight]).T
@@ -268,11 +271,18 @@ def edges_from_weights(model: Transformer) -> list[dict[str, Any]]:
                 writes[f"{number}.attn.head", head] = part
         if block.mlp is not None:
             reads[f"{number}.mlp.read", None] = block.mlp.fc.weight
-            writes[f"{number}.mlp.out", None] = block.mlp.proj.weight
+            mlp = block.mlp.proj
+            writes[f"{number}.mlp.out", None] = torch.cat([mlp.weight, mlp.bias[:, None]], dim=1)
     table = edge_table(model.config)
     return [
         {"writer": list(writer), "reader": list(reader)}
         for r, reader in enumerate(table.readers)
         for w, writer in enumerate(table.writers)
-        if table.exists[r, w] and bool((reads[reader].double() @ writes[writer].double()).any())
+        if table.exists[r, w] and meet(reads[reader].double(), writes[writer].double(), tolerance)
     ]
+
+
+def meet(read: torch.Tensor, write: torch.Tensor, tolerance: float) -> bool:
+    """Whether (channel, direction) times (direction, channel) is not zero."""
+    lengths = read.norm(dim=1)[:, None] * write.norm(dim=0)
+    return bool(((read @ write).abs() > tolerance * lengths).any())

@@ -96,10 +96,12 @@ class Variable:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A float type: rounding of one operation, and of sums; and whether variables are written over erased ones."""
+    """A float type: rounding of one operation, and of sums; whether variables are written over erased ones; coldness."""
 
     dtype: str
     reuse: bool = False
+    inverse_temperature: float | None = None
+    """What every head multiplies its logits by; None: what each needs."""
 
     @property
     def unit(self) -> float:

@@ -1,0 +1,257 @@
+"""Run methods on models: one cell for each program, tier, method and data seed, kept on disk by what went into it."""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pellucid.bench.methods import Method, pick_methods
+from pellucid.bench.metrics import Number
+from pellucid.bench.score import flat, measure
+from pellucid.bench.subject import SUITE, TIERS, Subject, make_subject
+from pellucid.bench.truth import Truth
+from pellucid.compiled.library import PROGRAMS
+from pellucid.core.errors import unknown
+from pellucid.core.files import write_atomic
+from pellucid.lab.fills import ABLATIONS, Ablation
+from pellucid.lab.scores import check_scores
+from pellucid.training.progress import StepProgress
+
+VERSION = 1
+"""Of the numbers: raised when the same method on the same model would be scored differently."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """What is run. Empty tuples mean all: every method, the suite's programs."""
+
+    methods: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    tiers: tuple[str, ...] = ("raw", "rotated")
+    seeds: tuple[int, ...] = (0,)
+    """Data seeds: which pairs a method sees."""
+    pairs: int = 64
+    ablation: Ablation = "resample"
+    """What an ablated part is replaced by, for methods and scores alike."""
+
+    def __post_init__(self) -> None:
+        for what, names, known in (
+            ("program", self.programs, PROGRAMS),
+            ("tier", self.tiers, TIERS),
+            ("ablation", (self.ablation,), ABLATIONS),
+        ):
+            for name in names:
+                if name not in known:
+                    raise unknown(what, name, known)
+        pick_methods(self.methods)
+        if self.pairs < 1 or not self.seeds or not self.tiers:
+            raise ValueError(f"at least one pair, seed and tier, got {self}")
+
+
+class Cell(BaseModel):
+    """One method on one model with one data seed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    program: str
+    tier: str
+    method: str
+    seed: int
+    key: str
+    """A hash of the model, the method's code and options, and the configuration."""
+    universe: str | None = None
+    failed: str | None = None
+    """Why there are no numbers."""
+    seconds: float | None = None
+    passes: float | None = None
+    metrics: dict[str, Number] = {}
+    values: list[float] = []
+    """The scores of all parts that exist, in the edge table's order."""
+    circuit: list[int] | None = None
+    """Which of these parts the method's own circuit has."""
+
+
+def bench(config: BenchConfig, out: str | Path, *, jobs: int = 1) -> list[Cell]:
+    """Every cell; those that are in `out` already, of the same model, code and configuration, are not run again."""
+    out = Path(out)
+    methods = pick_methods(config.methods)
+    programs = config.programs or SUITE
+    todo = [(tier, program) for tier in config.tiers for program in programs]
+    cells: list[Cell] = []
+    with StepProgress("bench", len(todo)) as progress:
+        for found in in_processes(todo, config, methods, out, jobs):
+            cells += found
+            progress.step(failed=float(sum(c.failed is not None for c in cells)))
+    order = {pair: i for i, pair in enumerate(todo)}
+    cells.sort(key=lambda c: order[c.tier, c.program])
+    return cells
+
+
+def in_processes(
+    todo: Sequence[tuple[str, str]], config: BenchConfig, methods: Sequence[Method], out: Path, jobs: int
+) -> Iterator[list[Cell]]:
+    """The cells of each model, in `jobs` processes of one thread each."""
+    names = tuple(m.name for m in methods)
+    if jobs == 1:
+        for tier, program in todo:
+            yield run_subject(program, tier, config, names, out)
+        return
+    with ProcessPoolExecutor(
+        jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
+        futures = [pool.submit(run_subject, program, tier, config, names, out) for tier, program in todo]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_subject(
+    program: str, tier: str, config: BenchConfig, names: tuple[str, ...], out: Path
+) -> list[Cell]:
+    """All cells of one model. What a method raises is kept as the reason why a cell has no numbers."""
+    methods, place = pick_methods(names), out / tier / program
+    try:
+        subject = make_subject(program, tier)
+    except ValueError as error:
+        return [failure(program, tier, m.name, seed, "", error) for m in methods for seed in config.seeds]
+    truth_file = place / "truth.json"
+    if not truth_file.exists() or json.loads(truth_file.read_text())["model"] != subject.key:
+        write_atomic(truth_file, json.dumps(describe(subject), indent=1) + "\n")
+    cells = []
+    for method in methods:
+        for seed in config.seeds:
+            key, file = cell_key(subject, method, config, seed), place / f"{method.name}-{seed}.json"
+            cell = read_cell(file, key)
+            if cell is None:
+                cell = run_cell(subject, method, config, seed, key)
+                write_atomic(file, cell.model_dump_json() + "\n")
+            cells.append(cell)
+    return cells
+
+
+def cell_key(subject: Subject, method: Method, config: BenchConfig, seed: int) -> str:
+    """What a cell's numbers depend on, hashed."""
+    what = [
+        VERSION,
+        subject.key,
+        subject.tier,
+        method.name,
+        method.version,
+        config.pairs,
+        config.ablation,
+        seed,
+    ]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def read_cell(file: Path, key: str) -> Cell | None:
+    """The cell in a file, if it is there, whole, and of this key."""
+    try:
+        cell = Cell.model_validate_json(file.read_text())
+    except (OSError, ValidationError):
+        return None
+    return cell if cell.key == key else None
+
+
+def failure(program: str, tier: str, method: str, seed: int, key: str, error: BaseException) -> Cell:
+    """A cell without numbers."""
+    reason = f"{type(error).__name__}: {error}"
+    return Cell(program=program, tier=tier, method=method, seed=seed, key=key, failed=reason)
+
+
+def run_cell(subject: Subject, method: Method, config: BenchConfig, seed: int, key: str) -> Cell:
+    """One method on one model."""
+    began = time.perf_counter()
+    try:
+        scores = check_scores(
+            method.function(
+                subject.model,
+                subject.task,
+                pairs=config.pairs,
+                seed=seed,
+                ablation=config.ablation,
+                **method.options,
+            ),
+            subject.model,
+        )
+        seconds = time.perf_counter() - began
+        metrics = measure(subject, scores, config.ablation)
+    except Exception as error:  # whatever a method raises, the others go on
+        return failure(subject.program, subject.tier, method.name, seed, key, error)
+    exists = subject.truth.table.exists
+    return Cell(
+        program=subject.program,
+        tier=subject.tier,
+        method=method.name,
+        seed=seed,
+        key=key,
+        universe=scores.universe,
+        seconds=seconds,
+        passes=scores.passes,
+        metrics={name: finite(x) for name, x in metrics.items()},
+        values=flat(scores, scores.values, exists).double().tolist(),
+        circuit=None if scores.kept is None else flat(scores, scores.kept, exists).nonzero()[:, 0].tolist(),
+    )
+
+
+def finite(x: Number) -> Number:
+    """The number, or None for NaN and infinity, which JSON does not have."""
+    return x if x is not None and math.isfinite(x) else None
+
+
+def describe(subject: Subject) -> dict[str, Any]:
+    """A model's truth as JSON."""
+    truth: Truth = subject.truth
+    readers, writers = (
+        ["".join(name_of(x)) for x in parts] for parts in (truth.table.readers, truth.table.writers)
+    )
+
+    def listed(mask: torch.Tensor) -> list[list[str]]:
+        return [[writers[w], readers[r]] for r, w in mask.nonzero().tolist()]
+
+    return {
+        "program": subject.program,
+        "tier": subject.tier,
+        "model": subject.key,
+        "truth": truth.digest(),
+        "certificate": subject.certificate,
+        "varies_length": subject.task.varies_length,
+        "nodes": writers,
+        "structure": listed(truth.structure),
+        "effective": {a: listed(e.effective("edge")) for a, e in truth.effects.items()},
+        "effects": {
+            a: {
+                f"{writers[w]} -> {readers[r]}": [
+                    round(float(e.edges[r, w]), 6),
+                    round(float(e.edge_moves[r, w]), 6),
+                ]
+                for r, w in truth.table.exists.nonzero().tolist()
+                if float(e.edge_moves[r, w]) > 1e-6
+            }
+            for a, e in truth.effects.items()
+        },
+        "circuits": None if truth.circuits is None else [listed(c) for c in truth.circuits],
+    }
+
+
+def name_of(part: tuple[str, int | None]) -> tuple[str, str]:
+    """A writer or reader in one word: `0.attn.head:1`."""
+    return part[0], "" if part[1] is None else f":{part[1]}"
+
+
+def save_results(cells: Sequence[Cell], config: BenchConfig, path: str | Path) -> None:
+    """All cells in one file."""
+    data = {"version": VERSION, "config": asdict(config), "cells": [c.model_dump() for c in cells]}
+    write_atomic(Path(path), json.dumps(data) + "\n")

@@ -1,0 +1,154 @@
+"""The models of the benchmark: a program, compiled, in tiers of difficulty."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from pellucid.bench.task import ProgramTask
+from pellucid.bench.truth import Truth, find_truth, structure_of
+from pellucid.compiled.library import PROGRAMS
+from pellucid.compiled.library.case import ProgramCase
+from pellucid.compiled.model import CompiledModel, compile_program
+from pellucid.compiled.variants import rotated, with_distractors
+from pellucid.compiled.verify import verify
+from pellucid.core.checkpoint import content_hash
+from pellucid.core.errors import unknown
+from pellucid.core.transformer import Transformer
+
+SUITE = (
+    "copy", "inc_mod", "token_plus_index_mod", "shift", "shift_by", "copy_first", "reverse", "length", "count", "hist",
+    "frac_prevs", "frac_prevs_threshold", "sort_unique", "sort", "sort_freq", "max", "induction", "key_value_lookup",
+    "detect_pattern", "pair_balance", "dyck1", "shuffle_dyck2", "pointer_2_hop",
+    "distractor", "redundant_or", "and_of_two", "constant_branch",
+)  # fmt: skip
+"""The programs that are run unless others are named. `copy` is the null circuit: one edge, from embedding to output."""
+CHECKED = 2_000
+"""Inputs on which a model is compared with its program."""
+COLDNESS = 30.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model, its task and what is known of it."""
+
+    program: str
+    tier: str
+    raw: CompiledModel
+    """The program as it compiles without further ado: what labels and variables are read from."""
+    model: Transformer
+    task: ProgramTask
+    edges: list[dict[str, Any]]
+    """S, as in `CompiledModel.truth`."""
+    certificate: dict[str, Any]
+    """How the model was compared with its program: inputs, failures, largest error; or why its truth is void."""
+
+    @cached_property
+    def truth(self) -> Truth:
+        return find_truth(self.model, self.task, structure_of(self.model, self.edges))
+
+    @cached_property
+    def key(self) -> str:
+        """The model's content hash."""
+        return content_hash(self.model)
+
+
+def compile_case(case: ProgramCase, **options: Any) -> CompiledModel:
+    """A library program, compiled for the inputs that come with it, on the CPU."""
+    made = compile_program(case.program, case.vocab, case.max_len, causal=case.causal, **options)
+    made.transformer.cpu().eval().requires_grad_(False)
+    return made
+
+
+def certify(model: CompiledModel) -> dict[str, Any]:
+    """The certificate of a compiled model."""
+    found = verify(model, limit=CHECKED)
+    return {
+        "inputs": found.checked,
+        "exhaustive": found.exhaustive,
+        "failures": found.failures,
+        "largest_error": found.max_error,
+        "dtype": model.transformer.config.dtype,
+        "holds": bool(found),
+    }
+
+
+def compiled_subject(name: str, tier: str, model: CompiledModel) -> Subject:
+    """A tier that is a compiled model itself."""
+    raw = compile_case(PROGRAMS[name])
+    return Subject(
+        program=name,
+        tier=tier,
+        raw=raw,
+        model=model.transformer.requires_grad_(False),
+        task=ProgramTask(model, name),
+        edges=model.truth["edges"]["component"],
+        certificate=certify(model),
+    )
+
+
+def raw(name: str) -> Subject:
+    """The program as it compiles."""
+    return compiled_subject(name, "raw", compile_case(PROGRAMS[name]))
+
+
+def turned(name: str) -> Subject:
+    """In a random basis of the residual stream, heads and neurons in random order: nothing can be read off coordinates."""
+    return compiled_subject(name, "rotated", rotated(compile_case(PROGRAMS[name]), seed=0))
+
+
+def cold(name: str) -> Subject:
+    """With attention as soft as is still exact, so that gradients pass the softmax."""
+    made = compile_case(PROGRAMS[name], inverse_temperature=COLDNESS)
+    return compiled_subject(name, "cold", made)
+
+
+def distracted(name: str) -> Subject:
+    """With further s-ops that are computed and read, and change nothing."""
+    case = PROGRAMS[name]
+    program = with_distractors(case.program, case.vocab)
+    made = compile_program(program, case.vocab, case.max_len, causal=case.causal)
+    made.transformer.cpu().eval()
+    return compiled_subject(name, "distractors", made)
+
+
+def randomised(name: str) -> Subject:
+    """A control: the raw model's shape with random weights. Its truth is the raw model's: scores should be at chance."""
+    found = raw(name)
+    draw = torch.Generator().manual_seed(0)
+    model = compile_case(PROGRAMS[name]).transformer
+    with torch.no_grad():
+        for p in model.parameters():
+            spread = p.std() if p.numel() > 1 else p.new_ones(())
+            p.copy_(torch.randn(p.shape, generator=draw, dtype=p.dtype) * spread.clamp(min=1e-3))
+    subject = Subject(
+        program=name,
+        tier="randomised",
+        raw=found.raw,
+        model=model.requires_grad_(False),
+        task=found.task,
+        edges=found.edges,
+        certificate={"holds": False, "why": "weights are random; the truth is that of the raw model"},
+    )
+    subject.__dict__["truth"] = found.truth
+    return subject
+
+
+TIERS: dict[str, Callable[[str], Subject]] = {
+    "raw": raw,
+    "rotated": turned,
+    "cold": cold,
+    "distractors": distracted,
+    "randomised": randomised,
+}
+
+
+def make_subject(program: str, tier: str) -> Subject:
+    """Build the model of a program in a tier. Raises `ValueError` for names that are not known."""
+    if program not in PROGRAMS:
+        raise unknown("program", program, PROGRAMS)
+    if tier not in TIERS:
+        raise unknown("tier", tier, TIERS)
+    return TIERS[tier](program)
