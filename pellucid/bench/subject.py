@@ -6,8 +6,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pellucid.bench.task import ProgramTask
+from pellucid.bench.trained import SOLVED, trained
 from pellucid.bench.truth import Truth, find_truth, structure_of
 from pellucid.compiled.library import PROGRAMS
 from pellucid.compiled.library.case import ProgramCase
@@ -17,6 +19,7 @@ from pellucid.compiled.verify import verify
 from pellucid.core.checkpoint import content_hash
 from pellucid.core.errors import unknown
 from pellucid.core.transformer import Transformer
+from pellucid.lab.baselines import weight_graph
 
 SUITE = (
     "copy", "inc_mod", "token_plus_index_mod", "shift", "shift_by", "copy_first", "reverse", "length", "count", "hist",
@@ -40,14 +43,14 @@ class Subject:
     """The program as it compiles without further ado: what labels and variables are read from."""
     model: Transformer
     task: ProgramTask
-    edges: list[dict[str, Any]]
-    """S, as in `CompiledModel.truth`."""
+    structure: Tensor
+    """(readers, writers), bool: S."""
     certificate: dict[str, Any]
     """How the model was compared with its program: inputs, failures, largest error; or why its truth is void."""
 
     @cached_property
     def truth(self) -> Truth:
-        return find_truth(self.model, self.task, structure_of(self.model, self.edges))
+        return find_truth(self.model, self.task, self.structure)
 
     @cached_property
     def key(self) -> str:
@@ -84,7 +87,7 @@ def compiled_subject(name: str, tier: str, model: CompiledModel) -> Subject:
         raw=raw,
         model=model.transformer.requires_grad_(False),
         task=ProgramTask(model, name),
-        edges=model.truth["edges"]["component"],
+        structure=structure_of(model.transformer, model.truth["edges"]["component"]),
         certificate=certify(model),
     )
 
@@ -129,11 +132,26 @@ def randomised(name: str) -> Subject:
         raw=found.raw,
         model=model.requires_grad_(False),
         task=found.task,
-        edges=found.edges,
+        structure=found.structure,
         certificate={"holds": False, "why": "weights are random; the truth is that of the raw model"},
     )
     subject.__dict__["truth"] = found.truth
     return subject
+
+
+def sparse(name: str) -> Subject:
+    """Trained weight-sparse on the program's inputs and outputs: S is what the weights have, E what cutting edges does."""
+    made = compile_case(PROGRAMS[name])
+    model, right = trained(made)
+    return Subject(
+        program=name,
+        tier="sparse",
+        raw=made,
+        model=model,
+        task=ProgramTask(made, name),
+        structure=weight_graph(model),
+        certificate={"held_out_inputs_right": right, "holds": right >= SOLVED},
+    )
 
 
 TIERS: dict[str, Callable[[str], Subject]] = {
@@ -141,6 +159,7 @@ TIERS: dict[str, Callable[[str], Subject]] = {
     "rotated": turned,
     "cold": cold,
     "distractors": distracted,
+    "sparse": sparse,
     "randomised": randomised,
 }
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from pellucid.training.progress import console, results
+from pellucid.training.progress import results
 
 
 @dataclass
@@ -108,5 +108,5 @@ class Bench:
         )
         cells = bench(config, self.out, jobs=self.jobs)
         save_results(cells, config, self.out / "results.json")
-        show(write_leaderboard(cells, self.out), console)
+        show(write_leaderboard(cells, self.out), results)
         print(self.out / "leaderboard.html")

@@ -7,6 +7,7 @@ Shapes and sites are in `sites.py`; `tests/core` checks what is promised there.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 import torch
@@ -333,14 +334,16 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         tap: Tap | None = None,
         only: Tensor | None = None,
+        resume: tuple[int, Tensor] | None = None,
     ) -> Tensor:
         """tokens (b, t) -> logits (b, t, v). `mask` (b, t) marks real tokens; padding is never attended to.
 
         With a `cache`, `tokens` continue those it has seen. With `only` (b,), from the last norm on just that position
-        of each row is computed: logits are (b, 1, v). Raises `ValueError` for unknown sites, tokens out of the
+        of each row is computed: logits are (b, 1, v). With `resume` (l, x) the run begins before layer l (of n layers; n is
+        the last norm), where the residual stream is x (b, t, d). Raises `ValueError` for unknown sites, tokens out of the
         vocabulary and sequences longer than `n_ctx`.
         """
-        return self.outputs(tokens, mask=mask, cache=cache, tap=tap, only=only)[0]
+        return self.outputs(tokens, mask=mask, cache=cache, tap=tap, only=only, resume=resume)[0]
 
     def outputs(
         self,
@@ -350,6 +353,7 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         tap: Tap | None = None,
         only: Tensor | None = None,
+        resume: tuple[int, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, and the sum of the layers' auxiliary losses."""
         start = 0 if cache is None else cache.length
@@ -361,8 +365,9 @@ class Transformer(nn.Module):
         allowed = None if real is None else allowed_keys(real, t, self.config.causal)
         live = None if tap is None else LiveTap(tap, self.config)
         run = Run(live, allowed, cache, position if self.config.d_position else None)
-        x, aux = self.embed(tokens, position, run), 0.0
-        for block in self.blocks:
+        first, x = resume or (0, self.embed(tokens, position, run))
+        aux = 0.0
+        for block in islice(self.blocks, first, None):
             x, block_aux = block(x, run)
             aux = aux + block_aux
         if only is not None:

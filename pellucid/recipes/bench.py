@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -28,16 +29,28 @@ def listing() -> list[Table]:
     return [methods, programs, tiers]
 
 
+SHOWN = (
+    "method",
+    "AP, E",
+    "AUROC, S",
+    "recall at 1%",
+    "precision at 1%",
+    "Jaccard",
+    "sufficiency",
+    "passes",
+    "seconds",
+    "stability",
+)
+"""The columns of the leaderboard that a terminal has room for."""
+
+
 def show(sheets: Sequence[Sheet], console: Console) -> None:
-    """Print the tables that have one row a method."""
+    """Print the leaderboards, and what failed."""
     for sheet in sheets:
-        if sheet.head[0] in ("method", "tier"):
-            table = Table(
-                *map(Text, sheet.head),
-                title=Text(sheet.title),
-                title_justify="left",
-                caption=Text(sheet.note),
-            )
+        chosen = [i for i, name in enumerate(sheet.head) if name in SHOWN or sheet.head[0] == "tier"]
+        if sheet.head[0] == "tier" or "passes" in sheet.head:
+            heads = [escape(sheet.head[i]) for i in chosen]
+            table = Table(*heads, title=escape(sheet.title), title_justify="left", caption=escape(sheet.note))
             for row in sheet.rows:
-                table.add_row(*map(Text, row))
+                table.add_row(*(Text(row[i]) for i in chosen))
             console.print(table)

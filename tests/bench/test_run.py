@@ -1,0 +1,172 @@
+"""Running the benchmark: failures stay in the table, results are kept, and everything repeats."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from pellucid.bench import methods as registry
+from pellucid.bench.methods import Method, find_methods, pick_methods
+from pellucid.bench.report import markdown, page, sheets, write_leaderboard
+from pellucid.bench.run import BenchConfig, Cell, bench, read_cell, save_results
+from pellucid.core.edges import edge_table
+from pellucid.lab.patch import patch_edges
+from pellucid.lab.scores import Scores
+
+FAST = BenchConfig(
+    methods=("patch-edges", "patch-nodes"), programs=("hist", "shift"), tiers=("raw",), pairs=8
+)
+
+
+def shape(model):
+    return edge_table(model.config).exists.shape
+
+
+def raises(model, task, *, pairs, seed, ablation):
+    raise RuntimeError("no luck with <b>this</b> program")
+
+
+def wrong_universe(model, task, *, pairs, seed, ablation):
+    return Scores("edge", torch.zeros(3), 1.0)
+
+
+def not_a_number(model, task, *, pairs, seed, ablation):
+    return Scores("edge", torch.full(shape(model), torch.nan), 1.0)
+
+
+@pytest.fixture
+def add(monkeypatch):
+    """Methods of a user's own, as if by entry points."""
+
+    def adds(**functions):
+        class Point:
+            def __init__(self, name, value):
+                self.name, self.value = name, value
+
+            def load(self):
+                return self.value
+
+        points = [Point(name.replace("_", "-"), f) for name, f in functions.items()]
+        monkeypatch.setattr(registry, "entry_points", lambda group: points)
+
+    return adds
+
+
+def test_a_method_that_fails_is_reported_with_its_reason_and_the_rest_goes_on(tmp_path, add):
+    add(raises=raises, wrong_universe=wrong_universe, not_a_number=not_a_number)
+    config = BenchConfig(
+        methods=("raises", "wrong-universe", "not-a-number", "patch-edges"),
+        programs=("hist",),
+        tiers=("raw",),
+        pairs=4,
+    )
+    found = {c.method: c for c in bench(config, tmp_path)}
+    assert found["raises"].failed == "RuntimeError: no luck with <b>this</b> program"
+    assert "must have shape" in found["wrong-universe"].failed
+    assert "not finite" in found["not-a-number"].failed
+    assert found["patch-edges"].failed is None
+    assert found["patch-edges"].metrics["auroc_E"] == 1
+    tables = write_leaderboard(list(found.values()), tmp_path)
+    text, html = markdown(tables), page(tables)
+    assert "no luck with" in text
+    assert "<b>this</b>" not in html
+    assert "&lt;b&gt;this&lt;/b&gt;" in html
+
+
+def test_results_are_kept_and_a_changed_method_is_run_again(tmp_path, add):
+    calls = []
+
+    def counted(model, task, *, pairs, seed, ablation):
+        calls.append(seed)
+        return patch_edges(model, task, pairs=pairs, seed=seed, ablation=ablation)
+
+    add(counted=counted)
+    config = BenchConfig(methods=("counted",), programs=("hist",), tiers=("raw",), seeds=(0, 1), pairs=4)
+    first = bench(config, tmp_path)
+    assert calls == [0, 1]
+    assert bench(config, tmp_path) == first
+    assert calls == [0, 1]
+    file = tmp_path / "raw" / "hist" / "counted-1.json"
+    file.write_text(file.read_text()[:40])  # a file cut short is no result
+    assert [c.metrics for c in bench(config, tmp_path)] == [c.metrics for c in first]
+    assert calls == [0, 1, 1]
+    bench(BenchConfig(methods=("counted",), programs=("hist",), tiers=("raw",), pairs=5), tmp_path)
+    assert calls == [0, 1, 1, 0]
+
+
+def test_a_method_s_version_follows_its_options_and_file():
+    one, other = Method("x", patch_edges), Method("x", patch_edges, {"steps": 3})
+    assert one.version != other.version
+    assert one.version == Method("x", patch_edges).version
+    assert one.version != Method("x", raises).version
+    assert one.meaning.startswith("The exact effect")
+
+
+def test_two_methods_of_one_name_are_refused(add):
+    add(patch_edges=raises)
+    with pytest.raises(ValueError, match="two methods are called 'patch-edges'"):
+        find_methods()
+
+
+def test_unknown_names_are_refused_before_anything_runs():
+    with pytest.raises(ValueError, match=r"unknown method 'patch-edge'.*'patch-edges'"):
+        BenchConfig(methods=("patch-edge",))
+    with pytest.raises(ValueError, match="unknown program 'hits'"):
+        BenchConfig(programs=("hits",))
+    with pytest.raises(ValueError, match="unknown tier"):
+        BenchConfig(tiers=("turned",))
+    with pytest.raises(ValueError, match="at least one pair"):
+        BenchConfig(pairs=0)
+    assert {m.name for m in pick_methods(())} == set(find_methods())
+
+
+def test_two_processes_and_another_hash_seed_give_the_same_results(tmp_path):
+    def numbers(out, *args, seed):
+        done = subprocess.run(
+            [sys.executable, "-m", "pellucid", "bench", "--out", str(out), "--methods", *FAST.methods,
+             "--programs", "hist", "--tiers", "raw", "rotated", "--pairs", "8", *args],
+            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        cells = json.loads((out / "results.json").read_text())["cells"]
+        return [{k: v for k, v in c.items() if k != "seconds"} for c in cells]
+
+    one = numbers(tmp_path / "a", seed="1")
+    two = numbers(tmp_path / "b", "--jobs", "2", seed="2")
+    assert one == two
+    assert (tmp_path / "a" / "raw" / "hist" / "truth.json").read_bytes() == (
+        tmp_path / "b" / "raw" / "hist" / "truth.json"
+    ).read_bytes()
+
+
+def test_cells_come_back_from_their_files(tmp_path):
+    cells = bench(FAST, tmp_path)
+    for cell in cells:
+        file = tmp_path / cell.tier / cell.program / f"{cell.method}-{cell.seed}.json"
+        assert read_cell(file, cell.key) == cell
+        assert read_cell(file, "another") is None
+    save_results(cells, FAST, tmp_path / "results.json")
+    kept = json.loads((tmp_path / "results.json").read_text())
+    assert [Cell.model_validate(c) for c in kept["cells"]] == cells
+
+
+def cell(method, program, value, seed=0, values=(0.0, 1.0)):
+    return Cell(
+        program=program, tier="raw", method=method, seed=seed, key="", universe="edge", seconds=1.0, passes=2.0,
+        metrics={"ap_E": value, "recall_1pc": None}, values=list(values),
+    )  # fmt: skip
+
+
+def test_the_leaderboard_is_a_mean_over_programs_of_means_over_seeds():
+    cells = [cell("a", "p", 1.0), cell("a", "p", 0.0, seed=1, values=(1.0, 0.0)), cell("a", "q", 1.0),
+             cell("b", "p", 0.25), cell("b", "q", 0.25)]  # fmt: skip
+    board, programs, paired = sheets(cells)
+    assert [row[0] for row in board.rows] == ["a", "b"]
+    assert board.rows[0][1].startswith("0.75 [")
+    assert dict(zip(board.head, board.rows[0], strict=True))["stability"] == "-1.00"
+    assert dict(zip(board.head, board.rows[1], strict=True))["recall at 1%"] == ""
+    assert programs.rows == (("p", "0.50", "0.25"), ("q", "1.00", "0.25"))
+    assert paired.rows[0][:4] == ("a", "b", "0.500", "2")
