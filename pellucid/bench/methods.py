@@ -11,8 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from pellucid.core.errors import unknown
+from pellucid.lab.acdc import acdc
+from pellucid.lab.attribute import atp, eap, eap_ig_activations, eap_ig_inputs, eap_query_key
+from pellucid.lab.baselines import activation_norm, degree, random, reachability
+from pellucid.lab.edge_masks import edge_masks
+from pellucid.lab.node_masks import node_masks
 from pellucid.lab.patch import patch_edges, patch_nodes
 from pellucid.lab.scores import Scores
+from pellucid.lab.trace import trace
 
 GROUP = "pellucid.methods"
 
@@ -41,8 +47,23 @@ class Method:
 
 
 OWN = (
-    Method("patch-nodes", patch_nodes),
+    Method("random", random),
+    Method("degree", degree),
+    Method("reachability", reachability),
     Method("patch-edges", patch_edges),
+    Method("eap", eap),
+    Method("eap-query-key", eap_query_key),
+    Method("eap-ig-inputs", eap_ig_inputs, {"steps": 20}),
+    Method("eap-ig-activations", eap_ig_activations, {"steps": 5}),
+    Method("acdc", acdc),
+    Method("edge-masks", edge_masks, trained=True),
+    Method("random-nodes", random, {"universe": "node"}),
+    Method("degree-nodes", degree, {"universe": "node"}),
+    Method("activation-norm", activation_norm),
+    Method("patch-nodes", patch_nodes),
+    Method("atp", atp),
+    Method("trace", trace),
+    Method("node-masks", node_masks, trained=True),
 )
 
 

@@ -19,7 +19,7 @@ from pellucid.compiled.verify import verify
 from pellucid.core.checkpoint import content_hash
 from pellucid.core.errors import unknown
 from pellucid.core.transformer import Transformer
-from pellucid.lab.baselines import weight_graph
+from pellucid.core.weights import weight_graph
 
 SUITE = (
     "copy", "inc_mod", "token_plus_index_mod", "shift", "shift_by", "copy_first", "reverse", "length", "count", "hist",

@@ -27,9 +27,23 @@ def remove(kept: Kept, means: Mapping[str, Tensor]) -> Tap:
 
 
 def last_logits(model: Transformer, batch: Pairs, tap: Tap | None = None) -> Tensor:
-    """Logits (b, 1, v) at each row's last token. Rows are padded on the right, so a causal model needs no mask."""
+    """The logits that the batch asks for: (b, 1, v) at each row's last token, or (b, t, v).
+
+    Rows are padded on the right, so a causal model needs no mask.
+    """
     mask = None if model.config.causal else batch.mask
     return model(batch.tokens, mask=mask, tap=tap, only=batch.only)
+
+
+def all_logits(
+    model: Transformer, batch: Pairs, tap: Tap | None = None, resume: tuple[int, Tensor] | None = None
+) -> Tensor:
+    """Logits (b, t, v) at all positions: for taps that expect every one of them at `final.read`.
+
+    `resume` is as in `Transformer.forward`.
+    """
+    mask = None if model.config.causal else batch.mask
+    return model(batch.tokens, mask=mask, tap=tap, resume=resume)
 
 
 def last_logits_by_length(model: Transformer, batch: Pairs, tap: Tap | None = None, rows: int = 64) -> Tensor:

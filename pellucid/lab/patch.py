@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from pellucid.core.edges import edge_table
-from pellucid.core.taps import Tap
+from pellucid.core.taps import Recorder, Tap
 from pellucid.core.transformer import Transformer
+from pellucid.core.weights import read_matrices
 from pellucid.lab.ablate import all_logits, last_logits
-from pellucid.lab.fills import Ablation, Writes, by_writer, clean_writes, fills, writer_index
+from pellucid.lab.fills import Ablation, Writes, by_writer, clean_writes, fills, real, writer_index
 from pellucid.lab.scores import Scores, estimated
 from pellucid.tasks.task import Pairs, Task
 
@@ -68,9 +69,27 @@ class Replace(Tap):
 def cut_edges(
     model: Transformer, batch: Pairs, replaced: Writes, measure: Measure, places: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """(edges, b, ...): what `measure` says of the model with each of the (reader, writer) edges cut alone."""
-    difference = by_writer(model, replaced) - by_writer(model, clean_writes(model, batch))
-    return stacked(model, batch, measure, places, lambda part: Nudge(model, part, difference))
+    """(edges, b, ...): what `measure` says of the model with each of the (reader, writer) edges cut alone.
+
+    What comes before a reader's layer is the same for all of its edges, and computed once. Where the writer says the same
+    in both runs, or all that changes is nothing that the reader's weights read, the model is not run.
+    """
+    readers, n_layer = edge_table(model.config).readers, len(model.config.layers)
+    states, clean = residuals(model, batch)
+    difference = by_writer(model, replaced) - by_writer(model, clean)
+    whole = measure(all_logits(model, batch, resume=(n_layer, states[n_layer])), batch)
+    found, by_site = [whole] * len(places), dict[str, list[int]]()
+    matter = noticed(model, difference)
+    for i, (reader, writer) in enumerate(places):
+        if matter[reader, writer]:
+            by_site.setdefault(readers[reader][0], []).append(i)
+    for site, here in by_site.items():
+        layer, chosen = layer_of(site, n_layer), [places[i] for i in here]
+        resume = layer, states[layer]
+        values = stacked(model, batch, measure, chosen, lambda part: Nudge(model, part, difference), resume)
+        for i, value in zip(here, values, strict=True):
+            found[i] = value
+    return torch.stack(found)
 
 
 @torch.no_grad()
@@ -82,8 +101,40 @@ def cut_nodes(
     return stacked(model, batch, measure, writers, lambda part: Replace(model, part, difference))
 
 
+def layer_of(site: str, n_layer: int) -> int:
+    """The layer that a site is in; `n_layer` for what comes after the last."""
+    layer = site.partition(".")[0]
+    return int(layer) if layer.isdecimal() else n_layer
+
+
+def residuals(model: Transformer, batch: Pairs) -> tuple[list[Tensor], Writes]:
+    """The residual stream (b, t, d) before each layer and before the last norm, and every write, of one run."""
+    sites = [*(f"{layer}.resid.pre" for layer in range(len(model.config.layers))), "final"]
+    writes = {site for site, _ in edge_table(model.config).writers}
+    recorder = Recorder(writes | set(sites))
+    model(batch.tokens, mask=real(model, batch.mask), tap=recorder)
+    return [recorder.values[site] for site in sites], {site: recorder.values[site] for site in writes}
+
+
+def noticed(model: Transformer, difference: Tensor) -> Tensor:
+    """(readers, writers), bool: where a change of `difference` (writers, b, t, d) can change what the reader computes.
+
+    Never if it is zero; without a norm or AbsTopK, neither if all of its directions have weights of exactly zero.
+    """
+    changed = (difference != 0).flatten(1, 2).any(1)
+    reads = torch.stack([(weights != 0).any(0) for weights in read_matrices(model)]).to(changed.device)
+    if model.config.norm != "none" or model.config.activation_sparsity is not None:
+        reads = torch.ones_like(reads)
+    return (reads.float() @ changed.float().T) > 0
+
+
 def stacked(
-    model: Transformer, batch: Pairs, measure: Measure, parts: Sequence, tap: Callable[[Sequence], Tap]
+    model: Transformer,
+    batch: Pairs,
+    measure: Measure,
+    parts: Sequence,
+    tap: Callable[[Sequence], Tap],
+    resume: tuple[int, Tensor] | None = None,
 ) -> Tensor:
     """What `measure` says under the tap of each part, many copies of the batch in one forward pass."""
     size = max(1, TOKENS // batch.tokens.numel())
@@ -91,7 +142,8 @@ def stacked(
     for start in range(0, len(parts), size):
         chosen = parts[start : start + size]
         copies = batch.repeat(len(chosen))
-        values = measure(all_logits(model, copies, tap(chosen)), copies)
+        state = resume and (resume[0], resume[1].repeat(len(chosen), 1, 1))
+        values = measure(all_logits(model, copies, tap(chosen), state), copies)
         found.append(values.unflatten(0, (len(chosen), -1)))
     return torch.cat(found)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 from pellucid.compiled.compiler.assemble import eraser
 from pellucid.compiled.compiler.heads import HeadBlock
@@ -21,6 +20,7 @@ from pellucid.compiled.rasp.language import describe
 from pellucid.compiled.rasp.values import show
 from pellucid.core.edges import edge_table
 from pellucid.core.transformer import Transformer
+from pellucid.core.weights import weight_graph
 
 Component = tuple[str, int | None]
 
@@ -251,38 +251,10 @@ def channel_edges(made: Compilation, places: Places) -> dict[str, set[tuple[int,
     return out
 
 
-@torch.no_grad()
 def edges_from_weights(model: Transformer, tolerance: float = 0.0) -> list[dict[str, Any]]:
-    """The edges of a norm-free model whose writer's and reader's matrices have a product that is not zero.
-
-    Zero is at most `tolerance` times the lengths of the row and the column: a rotated model needs 1e-5 in float32.
-    """
-    writes: dict[Component, torch.Tensor] = {("embed", None): model.wte.weight.T}
-    if model.wpe is not None:
-        writes["embed", None] = torch.cat([model.wte.weight, model.wpe.weight]).T
-    reads: dict[Component, torch.Tensor] = {("final.read", None): model.unembedding}
-    for number, block in enumerate(model.blocks):
-        if block.attn is not None:
-            sizes = block.attn.sizes
-            for side, w in zip("qkv", block.attn.qkv.weight.split(block.attn.width), strict=True):
-                for head, part in enumerate(w.split(sizes)):
-                    reads[f"{number}.attn.{side}.read", head] = part
-            for head, part in enumerate(block.attn.proj.weight.split(sizes, dim=1)):
-                writes[f"{number}.attn.head", head] = part
-        if block.mlp is not None:
-            reads[f"{number}.mlp.read", None] = block.mlp.fc.weight
-            mlp = block.mlp.proj
-            writes[f"{number}.mlp.out", None] = torch.cat([mlp.weight, mlp.bias[:, None]], dim=1)
+    """The edges of `core.weights.weight_graph`, written as in the truth. A rotated model needs a tolerance in float32."""
     table = edge_table(model.config)
     return [
-        {"writer": list(writer), "reader": list(reader)}
-        for r, reader in enumerate(table.readers)
-        for w, writer in enumerate(table.writers)
-        if table.exists[r, w] and meet(reads[reader].double(), writes[writer].double(), tolerance)
+        {"writer": list(table.writers[w]), "reader": list(table.readers[r])}
+        for r, w in weight_graph(model, tolerance).nonzero().tolist()
     ]
-
-
-def meet(read: torch.Tensor, write: torch.Tensor, tolerance: float) -> bool:
-    """Whether (channel, direction) times (direction, channel) is not zero."""
-    lengths = read.norm(dim=1)[:, None] * write.norm(dim=0)
-    return bool(((read @ write).abs() > tolerance * lengths).any())
