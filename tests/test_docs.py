@@ -78,6 +78,8 @@ def test_commands_run(page, tmp_path, monkeypatch):
                 "--search.measure",
                 "16",
             ]
+        if args[0] == "compress":
+            args += ["--config.steps", "2", "--seeds", "1", "--d", "2", "6"]
         with contextlib.suppress(SystemExit) if "--help" in args else contextlib.nullcontext():
             main(args)  # an error ends in a SystemExit, which fails the test
 

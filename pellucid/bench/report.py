@@ -82,6 +82,8 @@ def written(value: Number, interval: tuple[float, float] | None = None) -> str:
 
 def sheets(cells: Sequence[Cell]) -> list[Sheet]:
     """All tables: for each tier and universe a leaderboard, a table by program and paired tests; then what failed."""
+    failed, void = [c for c in cells if c.failed is not None], [c for c in cells if not c.certified]
+    cells = [c for c in cells if c.certified]
     numbers = {metric: by_program(cells, metric) for metric in COLUMNS}
     steady = stability(cells)
     made = []
@@ -95,12 +97,18 @@ def sheets(cells: Sequence[Cell]) -> list[Sheet]:
                 return mean(values.values()) if values else None
 
             methods.sort(key=lambda m: -(macro(m, MAIN) or 0.0))
+            if universe == "reading":
+                made.append(reading_sheet(tier, here))
+                continue
             if methods:
                 made.append(leaderboard(tier, universe, here, methods, numbers, steady))
                 made.append(program_sheet(tier, universe, here, methods, numbers[MAIN]))
             if len(methods) > 1:
                 made.append(paired_sheet(tier, universe, methods, numbers[MAIN]))
-    failed = [c for c in cells if c.failed is not None]
+    if void:
+        places = unique(f"{c.tier}/{c.program}" for c in void)
+        rows = tuple((*place.split("/"), "truth void") for place in places)
+        made.append(Sheet("Left out of the means", "", ("tier", "program", "why"), rows))
     if failed:
         rows = tuple((c.tier, c.program, c.method, str(c.seed), c.failed or "") for c in failed)
         made.append(Sheet("What failed", "", ("tier", "program", "method", "seed", "why"), rows))
@@ -139,6 +147,25 @@ def leaderboard(
         f"{tier}: {universe}s",
         f"Means over {len({c.program for c in cells})} programs, with 95% bootstrap intervals over programs.",
         ("method", *COLUMNS.values(), "passes", "seconds", "stability"),
+        tuple(rows),
+    )
+
+
+def reading_sheet(tier: str, cells: Sequence[Cell]) -> Sheet:
+    """What methods that read representations say, against what the program holds."""
+    rows = []
+    for method in unique(c.method for c in cells):
+        own = [c for c in cells if c.method == method]
+        numbers = {name: by_program(own, name).get((tier, method), {}) for name in own[0].metrics}
+        score = list(numbers.pop("score", {}).values())
+        also = ", ".join(f"{name} {mean(v.values()):.2f}" for name, v in numbers.items() if v)
+        seconds = f"{mean(c.seconds for c in own if c.seconds is not None):.2f}"
+        text = written(mean(score), bootstrap(score)) if score else ""
+        rows.append((method, text, str(len(score)), seconds, also))
+    return Sheet(
+        f"{tier}: readings",
+        "Score: 1 is the truth, 0 chance; means over programs with 95% bootstrap intervals.",
+        ("method", "score", "programs", "seconds", "also"),
         tuple(rows),
     )
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -14,16 +13,15 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pellucid.bench.methods import Method, pick_methods
+from pellucid.bench.methods import AnyMethod, pick_methods
 from pellucid.bench.metrics import Number
-from pellucid.bench.score import flat, measure
+from pellucid.bench.readings import DoesNotApply
 from pellucid.bench.subject import SUITE, TIERS, Subject, make_subject
 from pellucid.bench.truth import Truth
 from pellucid.compiled.library import PROGRAMS
 from pellucid.core.errors import unknown
 from pellucid.core.files import write_atomic
 from pellucid.lab.fills import ABLATIONS, Ablation
-from pellucid.lab.scores import check_scores
 from pellucid.training.progress import StepProgress
 
 VERSION = 1
@@ -70,7 +68,11 @@ class Cell(BaseModel):
     """A hash of the model, the method's code and options, and the configuration."""
     universe: str | None = None
     failed: str | None = None
-    """Why there are no numbers."""
+    """What was raised, where there are no numbers."""
+    skipped: str | None = None
+    """Why the method does not apply to this model."""
+    certified: bool = True
+    """Whether the model's truth holds; means are over cells where it does."""
     seconds: float | None = None
     passes: float | None = None
     metrics: dict[str, Number] = {}
@@ -97,7 +99,7 @@ def bench(config: BenchConfig, out: str | Path, *, jobs: int = 1) -> list[Cell]:
 
 
 def in_processes(
-    todo: Sequence[tuple[str, str]], config: BenchConfig, methods: Sequence[Method], out: Path, jobs: int
+    todo: Sequence[tuple[str, str]], config: BenchConfig, methods: Sequence[AnyMethod], out: Path, jobs: int
 ) -> Iterator[list[Cell]]:
     """The cells of each model, in `jobs` processes of one thread each."""
     names = tuple(m.name for m in methods)
@@ -141,7 +143,7 @@ def run_subject(
     return cells
 
 
-def cell_key(subject: Subject, method: Method, config: BenchConfig, seed: int) -> str:
+def cell_key(subject: Subject, method: AnyMethod, config: BenchConfig, seed: int) -> str:
     """What a cell's numbers depend on, hashed."""
     what = [
         VERSION,
@@ -171,38 +173,34 @@ def failure(program: str, tier: str, method: str, seed: int, key: str, error: Ba
     return Cell(program=program, tier=tier, method=method, seed=seed, key=key, failed=reason)
 
 
-def run_cell(subject: Subject, method: Method, config: BenchConfig, seed: int, key: str) -> Cell:
+def run_cell(subject: Subject, method: AnyMethod, config: BenchConfig, seed: int, key: str) -> Cell:
     """One method on one model."""
-    began = time.perf_counter()
     try:
-        scores = check_scores(
-            method.function(
-                subject.model,
-                subject.task,
-                pairs=config.pairs,
-                seed=seed,
-                ablation=config.ablation,
-                **method.options,
-            ),
-            subject.model,
+        found = method.run(subject, pairs=config.pairs, seed=seed, ablation=config.ablation)
+    except DoesNotApply as why:
+        return Cell(
+            program=subject.program,
+            tier=subject.tier,
+            method=method.name,
+            seed=seed,
+            key=key,
+            skipped=str(why),
         )
-        seconds = time.perf_counter() - began
-        metrics = measure(subject, scores, config.ablation)
     except Exception as error:  # whatever a method raises, the others go on
         return failure(subject.program, subject.tier, method.name, seed, key, error)
-    exists = subject.truth.table.exists
     return Cell(
         program=subject.program,
         tier=subject.tier,
         method=method.name,
         seed=seed,
         key=key,
-        universe=scores.universe,
-        seconds=seconds,
-        passes=scores.passes,
-        metrics={name: finite(x) for name, x in metrics.items()},
-        values=flat(scores, scores.values, exists).double().tolist(),
-        circuit=None if scores.kept is None else flat(scores, scores.kept, exists).nonzero()[:, 0].tolist(),
+        universe=found.universe,
+        certified=subject.certified,
+        seconds=found.seconds,
+        passes=found.passes,
+        metrics={name: finite(x) for name, x in found.metrics.items()},
+        values=list(found.values),
+        circuit=None if found.circuit is None else list(found.circuit),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pellucid.bench.squeezed import squeezed
 from pellucid.bench.task import ProgramTask
 from pellucid.bench.trained import SOLVED, trained
 from pellucid.bench.truth import Truth, find_truth, structure_of
@@ -39,14 +40,22 @@ class Subject:
 
     program: str
     tier: str
-    raw: CompiledModel
-    """The program as it compiles without further ado: what labels and variables are read from."""
+    compiled: CompiledModel
+    """The model itself, with its ground truth; where it is trained or random, the program's raw model."""
     model: Transformer
     task: ProgramTask
     structure: Tensor
     """(readers, writers), bool: S."""
     certificate: dict[str, Any]
     """How the model was compared with its program: inputs, failures, largest error; or why its truth is void."""
+
+    labelled: bool = True
+    """Whether the ground truth of `compiled` says where this model's variables and heads are."""
+
+    @property
+    def certified(self) -> bool:
+        """Whether scores on this model count: it does what its program says, by its means; or it is a control."""
+        return self.tier == "randomised" or bool(self.certificate["holds"])
 
     @cached_property
     def truth(self) -> Truth:
@@ -80,11 +89,10 @@ def certify(model: CompiledModel) -> dict[str, Any]:
 
 def compiled_subject(name: str, tier: str, model: CompiledModel) -> Subject:
     """A tier that is a compiled model itself."""
-    raw = compile_case(PROGRAMS[name])
     return Subject(
         program=name,
         tier=tier,
-        raw=raw,
+        compiled=model,
         model=model.transformer.requires_grad_(False),
         task=ProgramTask(model, name),
         structure=structure_of(model.transformer, model.truth["edges"]["component"]),
@@ -129,7 +137,8 @@ def randomised(name: str) -> Subject:
     subject = Subject(
         program=name,
         tier="randomised",
-        raw=found.raw,
+        compiled=found.compiled,
+        labelled=False,
         model=model.requires_grad_(False),
         task=found.task,
         structure=found.structure,
@@ -146,11 +155,27 @@ def sparse(name: str) -> Subject:
     return Subject(
         program=name,
         tier="sparse",
-        raw=made,
+        compiled=made,
+        labelled=False,
         model=model,
         task=ProgramTask(made, name),
         structure=weight_graph(model),
         certificate={"held_out_inputs_right": right, "holds": right >= SOLVED},
+    )
+
+
+def narrow(name: str) -> Subject:
+    """Compressed: four fifths as wide, so that features share directions. Truth only where interchange says so."""
+    made = compile_case(PROGRAMS[name])
+    model, certificate = squeezed(made)
+    return Subject(
+        program=name,
+        tier="compressed",
+        compiled=model,
+        model=model.transformer,
+        task=ProgramTask(made, name),
+        structure=structure_of(model.transformer, model.truth["edges"]["component"]),
+        certificate=certificate,
     )
 
 
@@ -159,6 +184,7 @@ TIERS: dict[str, Callable[[str], Subject]] = {
     "rotated": turned,
     "cold": cold,
     "distractors": distracted,
+    "compressed": narrow,
     "sparse": sparse,
     "randomised": randomised,
 }

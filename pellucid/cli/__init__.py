@@ -42,6 +42,7 @@ Transformers whose mechanisms can be read.
   demo                all of it, on a small model: six to ten minutes on two CPU cores
   programs            list the programs that can be compiled
   compile PROGRAM     compile a program to a transformer, and check it
+  compress PROGRAM    narrow a compiled model, and say whether its ground truth still holds
   bench               score methods of interpretation on compiled programs
 
 pellucid COMMAND --help says more."""
@@ -89,8 +90,12 @@ def parse(args: Sequence[str]) -> Callable[[], None]:
             prog=f"pellucid compile {rest[0]}",
             description=f"{Compile.__doc__}\n\n{rest[0]}: {case.meaning}",
         )
+    if command == "compress":
+        from pellucid.recipes.compress import Compress  # what --help need not wait for
+
+        return tyro.cli(Compress, args=rest, prog="pellucid compress", description=Compress.__doc__)
     if command not in COMMANDS:
-        raise unknown("command", command, ["train", "plan", "compile", *COMMANDS])
+        raise unknown("command", command, ["train", "plan", "compile", "compress", *COMMANDS])
     return tyro.cli(
         COMMANDS[command], args=rest, prog=f"pellucid {command}", description=COMMANDS[command].__doc__
     )

@@ -47,8 +47,9 @@ SHOWN = (
 def show(sheets: Sequence[Sheet], console: Console) -> None:
     """Print the leaderboards, and what failed."""
     for sheet in sheets:
-        chosen = [i for i, name in enumerate(sheet.head) if name in SHOWN or sheet.head[0] == "tier"]
-        if sheet.head[0] == "tier" or "passes" in sheet.head:
+        whole = sheet.head[0] == "tier" or "also" in sheet.head
+        chosen = [i for i, name in enumerate(sheet.head) if whole or name in SHOWN]
+        if whole or "passes" in sheet.head:
             heads = [escape(sheet.head[i]) for i in chosen]
             table = Table(*heads, title=escape(sheet.title), title_justify="left", caption=escape(sheet.note))
             for row in sheet.rows:
