@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pellucid.bench.labels import presence
 from pellucid.bench.methods import AnyMethod, pick_methods
 from pellucid.bench.metrics import Number
 from pellucid.bench.readings import DoesNotApply
@@ -241,6 +242,20 @@ def describe(subject: Subject) -> dict[str, Any]:
             for a, e in truth.effects.items()
         },
         "circuits": None if truth.circuits is None else [listed(c) for c in truth.circuits],
+        **(features(subject) if subject.labelled else {}),
+    }
+
+
+def features(subject: Subject) -> dict[str, Any]:
+    """Where each variable of the program is, and which head attends by which selector."""
+    known = presence(subject.compiled, subject.truth.batch)
+    return {
+        "variables": subject.compiled.truth["variables"],
+        "selectors": subject.compiled.truth["selectors"],
+        "presence": {
+            feature: dict(zip(known.sites, row, strict=True))
+            for feature, row in zip(known.features, known.states, strict=True)
+        },
     }
 
 
