@@ -12,7 +12,7 @@ from pellucid.core.transformer import Transformer
 from pellucid.lab.ablate import all_logits
 from pellucid.lab.fills import Ablation, Writes, fills
 from pellucid.lab.patch import TOKENS, draw
-from pellucid.lab.paths import fed, on_a_path
+from pellucid.lab.paths import fed, on_a_path, silent
 from pellucid.lab.scores import Scores
 from pellucid.tasks.task import Pairs, Task, learning_loss
 
@@ -46,8 +46,7 @@ def acdc(
     replaced = fills(model, batch, ablation, pool)
     measured = Measured(model, task, batch, replaced, partial(EdgeTap, model.config))
     runs = cut_backwards(model, measured, levels)
-    # What reads nothing writes what it does in the corrupt run: only then is cutting it as good as keeping it.
-    kept = on_a_path(model.config, runs.kept, from_embedding=ablation == "resample").cpu()
+    kept = on_a_path(model.config, runs.kept, from_embedding=silent(batch, ablation)).cpu()
     above = torch.tensor([*levels[1:], torch.inf])[:, None, None]
     values = (kept * runs.raised.float().cpu().minimum(above)).amax(0)
     return Scores("edge", values, 2 + measured.passes, kept=kept[levels.index(threshold)])

@@ -16,7 +16,7 @@ from pellucid.lab.acdc import Keep, Measured
 from pellucid.lab.fills import Ablation, Writes, fills
 from pellucid.lab.gates import Gate, HardConcreteGate
 from pellucid.lab.patch import draw
-from pellucid.lab.paths import on_a_path
+from pellucid.lab.paths import on_a_path, silent
 from pellucid.lab.scores import Scores
 from pellucid.tasks.task import Task, learning_loss
 from pellucid.training.schedules import warmup_decay
@@ -80,8 +80,8 @@ def edge_masks(
     config, parts = config or MaskConfig(), int(exists.sum())
     learned = learn(model, task, HardConcreteGate(), tap, parts, config, pairs, seed, ablation)
     values, kept = (on_edges(x[None])[0].cpu() for x in (learned.values, learned.kept))
-    # What reads nothing writes what it does in the corrupt run: only then is cutting it as good as keeping it.
-    kept = on_a_path(model.config, kept, from_embedding=ablation == "resample")
+    batch, _ = draw(model, task, pairs, seed)
+    kept = on_a_path(model.config, kept, from_embedding=silent(batch, ablation))
     return Scores("edge", values.float(), learned.passes, kept=kept)
 
 

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from pellucid.core.config import ModelConfig
 from pellucid.core.edges import edge_table
+from pellucid.lab.fills import Ablation
+from pellucid.tasks.task import Pairs
 
 
 def fed(config: ModelConfig) -> list[int | None]:
@@ -18,6 +20,14 @@ def fed(config: ModelConfig) -> list[int | None]:
             several = table.writers[before][1] is not None
             found.append(before + (head or 0) if several else before)
     return found
+
+
+def silent(batch: Pairs, ablation: Ablation) -> bool:
+    """Whether a component that reads nothing writes what it does when ablated, so that cutting it changes nothing.
+
+    So it is under resample ablation, unless the two inputs differ in length: attention then says so by itself.
+    """
+    return ablation == "resample" and torch.equal(batch.mask, batch.corrupt_mask)
 
 
 def on_a_path(config: ModelConfig, edges: Tensor, *, from_embedding: bool = True) -> Tensor:

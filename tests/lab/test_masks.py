@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from pellucid.core.edges import EdgeTap
+from pellucid.core.edges import EdgeTap, edge_table
 from pellucid.lab.ablate import all_logits
+from pellucid.lab.acdc import acdc
 from pellucid.lab.edge_masks import MaskConfig, edge_masks
 from pellucid.lab.fills import fills
 from pellucid.lab.node_masks import KeepNodes, node_masks
@@ -66,3 +67,13 @@ def test_a_bad_config_is_refused():
         MaskConfig(steps=0)
     with pytest.raises(ValueError, match="penalties must name at least one try"):
         MaskConfig(penalties=())
+
+
+@pytest.mark.parametrize("method", [edge_masks, acdc])
+def test_what_lengths_alone_say_is_found_too(method):
+    """The count of `length` comes from how many keys there are, and from nothing that the embedding says."""
+    model, task = program("length")
+    table = edge_table(model.config)
+    kept = method(model, task, pairs=16).kept
+    names = {(table.writers[w][0], table.readers[r][0]) for r, w in kept.nonzero().tolist()}
+    assert names == {("0.attn.head", "0.mlp.read"), ("0.mlp.out", "final.read")}
