@@ -31,6 +31,8 @@ COLUMNS = {
 }
 """The numbers of the leaderboard and their names. The first is what methods are ordered and compared by."""
 MAIN = next(iter(COLUMNS))
+OVERVIEW = (MAIN, "auroc_S", "recall_1pc", "sufficiency")
+"""The numbers that are compared between tiers."""
 INTERVALS = (MAIN, "recall_1pc")
 """The numbers that are shown with an interval."""
 
@@ -86,7 +88,7 @@ def sheets(cells: Sequence[Cell]) -> list[Sheet]:
     cells = [c for c in cells if c.certified]
     numbers = {metric: by_program(cells, metric) for metric in COLUMNS}
     steady = stability(cells)
-    made = []
+    made = overviews(cells, numbers)
     for tier in unique(c.tier for c in cells):
         for universe in unique(c.universe for c in cells if c.universe is not None):
             here = [c for c in cells if c.tier == tier and c.universe == universe]
@@ -112,6 +114,31 @@ def sheets(cells: Sequence[Cell]) -> list[Sheet]:
     if failed:
         rows = tuple((c.tier, c.program, c.method, str(c.seed), c.failed or "") for c in failed)
         made.append(Sheet("What failed", "", ("tier", "program", "method", "seed", "why"), rows))
+    return made
+
+
+def overviews(
+    cells: Sequence[Cell], numbers: dict[str, dict[tuple[str, str], dict[str, float]]]
+) -> list[Sheet]:
+    """For some numbers and each universe a table of methods by tier, where there is more than one tier."""
+    tiers = unique(c.tier for c in cells)
+    if len(tiers) < 2:
+        return []
+    made = []
+    for universe in ("edge", "node"):
+        methods = unique(c.method for c in cells if c.universe == universe)
+        for metric in OVERVIEW:
+            table = {m: [numbers[metric].get((tier, m), {}) for tier in tiers] for m in methods}
+            rows = tuple(
+                (m, *(written(mean(programs.values())) if programs else "" for programs in found))
+                for m, found in table.items()
+                if any(found)
+            )
+            if rows:
+                note = "Means over programs; not all tiers have all programs."
+                made.append(
+                    Sheet(f"{COLUMNS[metric]}, {universe}s, by tier", note, ("method by tier", *tiers), rows)
+                )
     return made
 
 

@@ -47,7 +47,7 @@ SHOWN = (
 def show(sheets: Sequence[Sheet], console: Console) -> None:
     """Print the leaderboards, and what failed."""
     for sheet in sheets:
-        whole = sheet.head[0] == "tier" or "also" in sheet.head
+        whole = sheet.head[0].endswith("tier") or "also" in sheet.head
         chosen = [i for i, name in enumerate(sheet.head) if whole or name in SHOWN]
         if whole or "passes" in sheet.head:
             heads = [escape(sheet.head[i]) for i in chosen]

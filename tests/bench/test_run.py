@@ -170,3 +170,14 @@ def test_the_leaderboard_is_a_mean_over_programs_of_means_over_seeds():
     assert dict(zip(board.head, board.rows[1], strict=True))["recall at 1%"] == ""
     assert programs.rows == (("p", "0.50", "0.25"), ("q", "1.00", "0.25"))
     assert paired.rows[0][:4] == ("a", "b", "0.500", "2")
+
+
+def test_tiers_are_compared_and_void_truths_are_left_out_of_means():
+    cells = [cell("a", "p", 1.0), cell("a", "q", 0.5)]
+    other = [c.model_copy(update={"tier": "rotated"}) for c in cells]
+    other[0] = other[0].model_copy(update={"certified": False})
+    tables = {s.title: s for s in sheets([*cells, *other])}
+    overview = tables["AP, E, edges, by tier"]
+    assert overview.head == ("method by tier", "raw", "rotated")
+    assert overview.rows == (("a", "0.75", "0.50"),)
+    assert tables["Left out of the means"].rows == (("rotated", "p", "truth void"),)
