@@ -1,12 +1,13 @@
 """The methods of the benchmark, by name. One function and one line each; other packages add theirs by the entry-point group
 `pellucid.methods`."""
 
+import copy
 import hashlib
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -59,9 +60,18 @@ class Outcome:
 
 def fingerprint(functions: Sequence[Callable[..., Any]], options: Mapping[str, Any]) -> str:
     """A hash of the files that functions are in, and of options: other results under the same name are stale."""
-    files = [inspect.getsourcefile(inspect.unwrap(function)) for function in functions]
+    files = [source(function) for function in functions]
     code = b"".join(Path(file).read_bytes() if file else b"" for file in files)
     return hashlib.sha256(code + repr(sorted(options.items())).encode()).hexdigest()[:16]
+
+
+def source(function: Callable[..., Any]) -> str | None:
+    """The file that a function, a partial one, or the class of a callable object is in; None where there is none."""
+    function = inspect.unwrap(function.func if isinstance(function, partial) else function)
+    try:
+        return inspect.getsourcefile(function if inspect.isroutine(function) else type(function))
+    except TypeError:  # written in C
+        return None
 
 
 def first_line(function: Callable[..., Any]) -> str:
@@ -87,11 +97,10 @@ class Method:
 
     def run(self, subject: Subject, *, pairs: int, seed: int, ablation: Ablation) -> Outcome:
         """Score the parts of a model, and the scores against its truth. Raises whatever the method raises, and `ValueError`
-        for scores that do not fit the model."""
+        for scores that do not fit the model. The method gets a copy of the model: what it does to it harms no other."""
+        model = copy.deepcopy(subject.model)
         began = time.perf_counter()
-        scores = self.function(
-            subject.model, subject.task, pairs=pairs, seed=seed, ablation=ablation, **self.options
-        )
+        scores = self.function(model, subject.task, pairs=pairs, seed=seed, ablation=ablation, **self.options)
         seconds = time.perf_counter() - began
         check_scores(scores, subject.model)
         exists = subject.truth.table.exists
@@ -160,14 +169,20 @@ OWN = (
 
 
 def find_methods() -> dict[str, AnyMethod]:
-    """Our methods and those of installed packages. Raises `ValueError` for two of one name."""
+    """Our methods and those of installed packages. Raises `ValueError` for two of one name, and what is no function."""
     found: dict[str, AnyMethod] = {method.name: method for method in OWN}
     for point in entry_points(group=GROUP):
         if point.name in found:
             raise ValueError(
                 f"two methods are called {point.name!r}: {point.value} and one of Pellucid's own"
             )
-        found[point.name] = Method(point.name, point.load())
+        try:
+            function: Any = point.load()
+        except Exception as error:  # whatever a package raises when it is imported
+            raise ValueError(f"method {point.name!r} cannot be loaded from {point.value}: {error}") from error
+        if not callable(function):
+            raise ValueError(f"method {point.name!r} is no function: {point.value} is {function!r}")
+        found[point.name] = Method(point.name, function)  # type: ignore[arg-type]
     return found
 
 

@@ -164,8 +164,9 @@ def leaderboard(
                     )
                 )
         own = [c for c in cells if c.method == method]
+        passes = [c.passes for c in own if c.passes is not None]
         row += [
-            f"{mean(c.passes for c in own if c.passes is not None):.0f}",
+            f"{mean(passes):.0f}" if passes else "",
             f"{mean(c.seconds for c in own if c.seconds is not None):.2f}",
             written(steady.get((tier, method))),
         ]
@@ -235,7 +236,7 @@ def markdown(parts: Sequence[Sheet]) -> str:
     """All tables as Markdown."""
 
     def cell(text: str) -> str:
-        return text.replace("|", "\\|").replace("\n", " ")
+        return text.replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
 
     lines = []
     for sheet in parts:

@@ -31,7 +31,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """What is run. Empty tuples mean all: every method, the suite's programs."""
+    """What is run. Empty tuples mean all: every method, the suite's programs. What is named twice is run once."""
 
     methods: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
@@ -52,6 +52,8 @@ class BenchConfig:
                 if name not in known:
                     raise unknown(what, name, known)
         pick_methods(self.methods)
+        for name in ("methods", "programs", "tiers", "seeds"):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if self.pairs < 1 or not self.seeds or not self.tiers:
             raise ValueError(f"at least one pair, seed and tier, got {self}")
 
@@ -85,6 +87,8 @@ class Cell(BaseModel):
 
 def bench(config: BenchConfig, out: str | Path, *, jobs: int = 1) -> list[Cell]:
     """Every cell; those that are in `out` already, of the same model, code and configuration, are not run again."""
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}")
     out = Path(out)
     methods = pick_methods(config.methods)
     programs = config.programs or SUITE
@@ -130,14 +134,14 @@ def run_subject(
     except ValueError as error:
         return [failure(program, tier, m.name, seed, "", error) for m in methods for seed in config.seeds]
     truth_file = place / "truth.json"
-    if not truth_file.exists() or json.loads(truth_file.read_text())["model"] != subject.key:
+    if read_model(truth_file) != subject.key:
         write_atomic(truth_file, json.dumps(describe(subject), indent=1) + "\n")
     cells = []
     for method in methods:
         for seed in config.seeds:
             key, file = cell_key(subject, method, config, seed), place / f"{method.name}-{seed}.json"
             cell = read_cell(file, key)
-            if cell is None:
+            if cell is None or cell.failed is not None:
                 cell = run_cell(subject, method, config, seed, key)
                 write_atomic(file, cell.model_dump_json() + "\n")
             cells.append(cell)
@@ -168,6 +172,14 @@ def read_cell(file: Path, key: str) -> Cell | None:
     return cell if cell.key == key else None
 
 
+def read_model(file: Path) -> str | None:
+    """Of which model the truth in a file is; None if it is not there or not whole."""
+    try:
+        return json.loads(file.read_text())["model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def failure(program: str, tier: str, method: str, seed: int, key: str, error: BaseException) -> Cell:
     """A cell without numbers."""
     reason = f"{type(error).__name__}: {error}"
@@ -187,7 +199,7 @@ def run_cell(subject: Subject, method: AnyMethod, config: BenchConfig, seed: int
             key=key,
             skipped=str(why),
         )
-    except Exception as error:  # whatever a method raises, the others go on
+    except (Exception, SystemExit) as error:  # whatever a method raises, the others go on
         return failure(subject.program, subject.tier, method.name, seed, key, error)
     return Cell(
         program=subject.program,
@@ -198,7 +210,7 @@ def run_cell(subject: Subject, method: AnyMethod, config: BenchConfig, seed: int
         universe=found.universe,
         certified=subject.certified,
         seconds=found.seconds,
-        passes=found.passes,
+        passes=finite(found.passes),
         metrics={name: finite(x) for name, x in found.metrics.items()},
         values=list(found.values),
         circuit=None if found.circuit is None else list(found.circuit),

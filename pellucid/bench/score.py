@@ -24,7 +24,8 @@ from pellucid.lab.scores import Scores
 
 def flat(scores: Scores, values: Tensor, exists: Tensor) -> Tensor:
     """The values of the parts that exist, in a row."""
-    return values.cpu() if scores.universe == "node" else values.cpu()[exists]
+    values = values.detach().cpu()
+    return values if scores.universe == "node" else values[exists]
 
 
 def measure(subject: Subject, scores: Scores, ablation: Ablation) -> dict[str, Number]:

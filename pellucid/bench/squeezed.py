@@ -10,7 +10,7 @@ from pellucid.compiled.compress import compress
 from pellucid.compiled.interchange import as_model, interchange, truth_holds
 from pellucid.compiled.model import CompiledModel
 from pellucid.core.checkpoint import content_hash
-from pellucid.core.files import write_atomic
+from pellucid.core.files import atomic_directory
 from pellucid.data.prepare import cache_root
 
 SHARES = (0.8, 0.9)
@@ -28,8 +28,9 @@ def squeezed(compiled: CompiledModel) -> tuple[CompiledModel, dict[str, Any]]:
     place = cache_root() / "bench" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
     if not (place / "certificate.json").exists():
         model, certificate = squeeze(compiled)
-        model.save(place)
-        write_atomic(place / "certificate.json", json.dumps(certificate) + "\n")
+        with atomic_directory(place) as fresh:  # other processes may make the same
+            model.save(fresh)
+            (fresh / "certificate.json").write_text(json.dumps(certificate) + "\n")
     model = CompiledModel.load(place, device="cpu")
     model.transformer.requires_grad_(False)
     return model, json.loads((place / "certificate.json").read_text())

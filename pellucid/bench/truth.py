@@ -22,7 +22,7 @@ from pellucid.tasks.task import Outputs
 
 PAIRS = 128
 SEED = 1_000
-"""Pairs of the truth, other ones than the methods see."""
+"""Pairs of the truth are drawn apart from those that methods see; small programs have inputs that are in both."""
 THRESHOLD = 0.01
 """Of the distance between clean and corrupt outputs: from here on an edge matters."""
 MOST = 20
@@ -69,7 +69,7 @@ class Truth:
         return self.structure.any(0)
 
     def digest(self) -> str:
-        """A hash of structure and effects (to seven digits), the same in every process."""
+        """A hash of structure and effects (to four decimals), the same in every process."""
         parts = [self.structure.to(torch.uint8).numpy().tobytes()]
         parts += [
             (self.effects[a].edge_moves.double() * 1e4).round().numpy().astype("int64").tobytes()

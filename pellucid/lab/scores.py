@@ -5,12 +5,13 @@ Nodes are the writers of `core.edges.edge_table(config)`, edges its (reader, wri
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from pellucid.core.edges import edge_table
+from pellucid.core.errors import unknown
 from pellucid.core.transformer import Transformer
 
 Universe = Literal["node", "edge"]
@@ -45,15 +46,27 @@ def estimated(universe: Universe, effects: Tensor, passes: float) -> Scores:
 
 
 def check_scores(scores: Scores, model: Transformer) -> Scores:
-    """The scores, if they fit the model. Raises `ValueError` for another universe's shape, NaN and infinite values."""
+    """The scores, if they fit the model.
+
+    Raises `ValueError` for what is no `Scores` of tensors, another universe's name or shape, NaN and infinite values, and
+    a `kept` that is not bool.
+    """
+    if not isinstance(scores, Scores):
+        raise ValueError(f"a method must return Scores, got {type(scores).__name__}")
+    if scores.universe not in get_args(Universe):
+        raise unknown("universe", scores.universe, get_args(Universe))
     wanted = shape_of(model, scores.universe)
     for name, values in (("values", scores.values), ("effects", scores.effects), ("kept", scores.kept)):
         if values is None:
             continue
+        if not isinstance(values, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(values).__name__}")
         if tuple(values.shape) != wanted:
             raise ValueError(
                 f"{name} of the {scores.universe} universe must have shape {wanted}, got {tuple(values.shape)}"
             )
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
             raise ValueError(f"{name} hold {int((~torch.isfinite(values)).sum())} values that are not finite")
+        if name == "kept" and values.dtype != torch.bool:
+            raise ValueError(f"kept must be bool, got {values.dtype}")
     return scores

@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 
 from pellucid.bench import methods as registry
+from pellucid.bench import squeezed
 from pellucid.bench.methods import Method, find_methods, pick_methods
 from pellucid.bench.report import markdown, page, sheets, write_leaderboard
 from pellucid.bench.run import BenchConfig, Cell, bench, read_cell, save_results
+from pellucid.bench.subject import make_subject
 from pellucid.core.edges import edge_table
 from pellucid.lab.patch import patch_edges
 from pellucid.lab.scores import Scores
@@ -76,6 +79,148 @@ def test_a_method_that_fails_is_reported_with_its_reason_and_the_rest_goes_on(tm
     assert "&lt;b&gt;this&lt;/b&gt;" in html
 
 
+def one(program="hist", **options):
+    return BenchConfig(programs=(program,), tiers=("raw",), pairs=4, **options)
+
+
+def test_what_a_method_does_to_its_model_harms_no_other(tmp_path, add):
+    def vandal(model, task, *, pairs, seed, ablation):
+        scores = patch_edges(model, task, pairs=pairs, seed=seed, ablation=ablation)
+        with torch.no_grad():
+            for p in model.requires_grad_(True).parameters():
+                p.zero_()
+        return scores
+
+    add(vandal=vandal)
+    alone = bench(one(methods=("patch-edges",)), tmp_path / "alone")
+    first, after = bench(one(methods=("vandal", "patch-edges")), tmp_path / "both")
+    assert first.metrics == after.metrics == alone[0].metrics
+
+
+def test_a_method_that_exits_stops_nothing(tmp_path, add):
+    def exits(model, task, *, pairs, seed, ablation):
+        sys.exit(3)
+
+    add(exits=exits)
+    first, after = bench(one(methods=("exits", "random")), tmp_path)
+    assert first.failed == "SystemExit: 3"
+    assert after.failed is None
+
+
+def test_what_fails_is_tried_again(tmp_path, add):
+    """A package that was missing may have come since; the method's own file says nothing of it."""
+    ready = []
+
+    def waits(model, task, *, pairs, seed, ablation):
+        if not ready:
+            raise ImportError("install it first")
+        return patch_edges(model, task, pairs=pairs, seed=seed, ablation=ablation)
+
+    add(waits=waits)
+    assert bench(one(methods=("waits",)), tmp_path)[0].failed == "ImportError: install it first"
+    ready.append(True)
+    assert bench(one(methods=("waits",)), tmp_path)[0].failed is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_truth_file_is_written_anew(tmp_path, text):
+    bench(one(methods=("random",)), tmp_path)
+    file = tmp_path / "raw" / "hist" / "truth.json"
+    whole = file.read_text()
+    file.write_text(text)
+    bench(one(methods=("random",)), tmp_path)
+    assert file.read_text() == whole
+
+
+def test_scores_of_other_types_are_refused_or_mean_what_they_say(tmp_path, add):
+    def gives(values, **options):
+        def method(model, task, *, pairs, seed, ablation):
+            return Scores("edge", values(torch.rand(shape(model), generator=torch.manual_seed(0))), **options)
+
+        return method
+
+    def kept_as_numbers(model, task, *, pairs, seed, ablation):
+        return Scores("edge", torch.zeros(shape(model)), 1.0, kept=torch.ones(shape(model), dtype=torch.long))
+
+    def other_name(model, task, *, pairs, seed, ablation):
+        return Scores("Edges", torch.zeros(shape(model)), 1.0)
+
+    add(
+        plain=gives(lambda x: x, passes=1.0),
+        attached=gives(lambda x: x.requires_grad_(), passes=1.0),
+        costless=gives(lambda x: x, passes=None),
+        array=gives(lambda x: x.numpy(), passes=1.0),
+        kept_as_numbers=kept_as_numbers,
+        other_name=other_name,
+        nothing=lambda *_, **__: None,
+    )
+    names = ("plain", "attached", "costless", "array", "kept-as-numbers", "other-name", "nothing")
+    found = {c.method: c for c in bench(one(methods=names), tmp_path)}
+    assert found["plain"].metrics == found["attached"].metrics == found["costless"].metrics
+    assert found["array"].failed == "ValueError: values must be a tensor, got ndarray"
+    assert found["kept-as-numbers"].failed == "ValueError: kept must be bool, got torch.int64"
+    assert "unknown universe 'Edges'" in found["other-name"].failed
+    assert "must return Scores, got NoneType" in found["nothing"].failed
+    alone = [found["costless"]]
+    board = write_leaderboard(alone, tmp_path)[0]
+    assert dict(zip(board.head, board.rows[0], strict=True))["passes"] == ""
+
+
+def test_partial_functions_and_callable_objects_are_methods_too(tmp_path, add):
+    class Finds:
+        def __call__(self, model, task, **options):
+            return patch_edges(model, task, **options)
+
+    add(partly=partial(patch_edges), finds=Finds())
+    config = one(methods=("patch-edges", "partly", "finds"))
+    a, b, c = bench(config, tmp_path)
+    assert a.metrics == b.metrics == c.metrics
+
+
+def test_an_entry_point_that_does_not_load_is_named(monkeypatch, add):
+    class Broken:
+        name, value = "broken", "package:method"
+
+        def load(self):
+            raise AttributeError("no such thing")
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Broken()])
+    with pytest.raises(ValueError, match=r"'broken' cannot be loaded from package:method: no such thing"):
+        find_methods()
+    add(number=3)
+    with pytest.raises(ValueError, match="'number' is no function"):
+        find_methods()
+
+
+def test_what_is_named_twice_is_run_once():
+    config = BenchConfig(
+        methods=("eap", "eap"), programs=("hist", "hist"), tiers=("raw", "raw"), seeds=(0, 0)
+    )
+    assert (config.methods, config.programs, config.tiers, config.seeds) == (
+        ("eap",),
+        ("hist",),
+        ("raw",),
+        (0,),
+    )
+
+
+def test_reasons_are_text_in_markdown_too():
+    reason = "RuntimeError: <script>a|b\nc"
+    text = markdown(sheets([Cell(program="p", tier="raw", method="m", seed=0, key="", failed=reason)]))
+    assert "&lt;script>a\\|b c" in text
+
+
+def test_a_compressed_model_is_kept_with_its_certificate_or_not_at_all(tmp_path, monkeypatch):
+    compiled = make_subject("copy", "raw").compiled
+    monkeypatch.setattr(squeezed, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(squeezed, "squeeze", lambda model: (model, {"holds": object()}))
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        squeezed.squeezed(compiled)
+    assert list((tmp_path / "bench").iterdir()) == []
+    monkeypatch.setattr(squeezed, "squeeze", lambda model: (model, {"holds": True}))
+    assert squeezed.squeezed(compiled)[1] == {"holds": True}
+
+
 def test_results_are_kept_and_a_changed_method_is_run_again(tmp_path, add):
     calls = []
 
@@ -120,6 +265,8 @@ def test_unknown_names_are_refused_before_anything_runs():
         BenchConfig(tiers=("turned",))
     with pytest.raises(ValueError, match="at least one pair"):
         BenchConfig(pairs=0)
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        bench(BenchConfig(), "nowhere", jobs=0)
     assert {m.name for m in pick_methods(())} == set(find_methods())
 
 

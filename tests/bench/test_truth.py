@@ -75,11 +75,13 @@ def test_smallest_circuits_by_trying_every_set(name):
             good.append(keep)
     smallest = [a for a in good if not any((b <= a).all() and not torch.equal(a, b) for b in good)]
     found = smallest_circuits(transformer, task, batch, replaced, structure)
+    assert found is not None
     assert {tuple(x.flatten().tolist()) for x in found} == {tuple(x.flatten().tolist()) for x in smallest}
 
 
 def test_a_redundant_or_has_two_circuits_and_no_edge_of_either_way_is_needed():
     truth = make_subject("redundant_or", "raw").truth
+    assert truth.circuits is not None
     assert len(truth.circuits) == 2
     a, b = truth.circuits
     assert (a & ~b).any()
