@@ -1,4 +1,4 @@
-"""Scores against truth. Higher is better everywhere; ties are broken against the method; None where a number has no meaning."""
+"""Scores against truth. In rankings ties are broken against the method; None where a number has no meaning."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations

@@ -15,7 +15,7 @@ from pellucid.bench.metrics import Number
 from pellucid.bench.subject import Subject
 from pellucid.compiled.model import CompiledModel
 from pellucid.lab.attend import attend, common_rules
-from pellucid.lab.das import das, overlap
+from pellucid.lab.das import NothingToSwap, das, overlap
 from pellucid.lab.decodability import Decodability
 from pellucid.lab.dictionary import learn_dictionary, recovery
 from pellucid.lab.lens import lens
@@ -51,7 +51,7 @@ def told_apart(found: Tensor, states: list[list[str]]) -> Numbers:
 
 def states_of(subject: Subject, table: Decodability) -> list[list[str]]:
     """The truth of each cell of a table."""
-    known = presence(subject.compiled, subject.task.pairs(128, seed=0))
+    known = presence(subject.source, subject.task.pairs(128, seed=0))
     at = {
         (feature, site): state
         for feature, row in zip(known.features, known.states, strict=True)
@@ -71,8 +71,8 @@ def logit_lens(subject: Subject, *, pairs: int, seed: int) -> Numbers:
 
 def linear_probes(subject: Subject, *, pairs: int, seed: int) -> Numbers:
     """Which variables are where, says what a linear probe can read; with and without its control."""
-    model = known(subject)
-    table = probe(subject.model, subject.task, partial(labels, model), pairs=2 * pairs, seed=seed)
+    known(subject)
+    table = probe(subject.model, subject.task, partial(labels, subject.source), pairs=2 * pairs, seed=seed)
     states = states_of(subject, table)
     found = told_apart(table.scores > READ, states)
     selective = told_apart(table.selectivity > READ / 2, states)
@@ -81,11 +81,13 @@ def linear_probes(subject: Subject, *, pairs: int, seed: int) -> Numbers:
 
 def attention_patterns(subject: Subject, *, pairs: int, seed: int) -> Numbers:
     """Which head attends by which selector, says the likeness of patterns; rules that are none of the program's are decoys."""
-    model = known(subject)
-    rules = {f"{layer}:{head}": (layer, head) for layer, head in selected(model, subject.task.pairs(1))}
+    known(subject)
+    rules = {
+        f"{layer}:{head}": (layer, head) for layer, head in selected(subject.source, subject.task.pairs(1))
+    }
 
     def candidates(batch: Any) -> dict[str, Tensor]:
-        own = selected(model, batch)
+        own = selected(subject.source, batch)
         return {**{name: own[place] for name, place in rules.items()}, **common_rules(batch)}
 
     if not rules:
@@ -117,16 +119,18 @@ def alignment(subject: Subject, *, pairs: int, seed: int) -> Numbers:
     own = own - own.mean(0) if entry["encoding"] == "categorical" else own[:1]
     k, d = int(torch.linalg.matrix_rank(own)), subject.model.config.d_model
     site = site_after(entry["written"])
-    found = das(
-        subject.model, subject.task, counterfactual(model, name, site), site=site, k=k, pairs=pairs, seed=seed,
-        steps=150, tries=2,
-    )  # fmt: skip
+    swap = counterfactual(subject.source, name, site)
+    try:
+        found = das(subject.model, subject.task, swap, site=site, k=k, pairs=pairs, seed=seed, steps=300)
+    except NothingToSwap as why:
+        raise DoesNotApply(str(why)) from None
     shared = overlap(found.subspace.double(), torch.linalg.svd(own.T, full_matrices=False)[0][:, :k].T)
     return {
         "score": (shared - k / d) / (1 - k / d) if k < d else None,
-        "interchange": real(found.score),
-        "control": real((found.control - found.idle) / (1 - found.idle)),
-        "active": real(found.active_score),
+        "swaps_right": found.test,
+        "without_swap": found.idle,
+        "control": found.control,
+        "active": found.active,
         "dormant": found.dormant,
     }
 
@@ -138,7 +142,7 @@ def dictionary(subject: Subject, *, pairs: int, seed: int) -> Numbers:
     batch = subject.task.pairs(4 * pairs, seed=seed)
     varying = [
         v["name"]
-        for v, states in zip(model.truth["variables"], presence(model, batch).states, strict=True)
+        for v, states in zip(model.truth["variables"], presence(subject.source, batch).states, strict=True)
         if "present" in states and (v["gone"] is None or v["gone"] > last)
     ]
     own = torch.cat([directions(model, name) for name in varying]).float()

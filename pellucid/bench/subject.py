@@ -28,7 +28,8 @@ SUITE = (
     "detect_pattern", "pair_balance", "dyck1", "shuffle_dyck2", "pointer_2_hop",
     "distractor", "redundant_or", "and_of_two", "constant_branch",
 )  # fmt: skip
-"""The programs that are run unless others are named. `copy` is the null circuit: one edge, from embedding to output."""
+"""The programs that are run unless others are named. `copy` is the null circuit: one edge, from embedding to output; with distractors,
+nothing else matters."""
 CHECKED = 2_000
 """Inputs on which a model is compared with its program."""
 COLDNESS = 30.0
@@ -49,6 +50,8 @@ class Subject:
     certificate: dict[str, Any]
     """How the model was compared with its program: inputs, failures, largest error; or why its truth is void."""
 
+    source: CompiledModel
+    """An exact model of the program with the same layers, from which the values of variables are read."""
     labelled: bool = True
     """Whether the ground truth of `compiled` says where this model's variables and heads are."""
 
@@ -93,6 +96,7 @@ def compiled_subject(name: str, tier: str, model: CompiledModel) -> Subject:
         program=name,
         tier=tier,
         compiled=model,
+        source=model,
         model=model.transformer.requires_grad_(False),
         task=ProgramTask(model, name),
         structure=structure_of(model.transformer, model.truth["edges"]["component"]),
@@ -138,6 +142,7 @@ def randomised(name: str) -> Subject:
         program=name,
         tier="randomised",
         compiled=found.compiled,
+        source=found.source,
         labelled=False,
         model=model.requires_grad_(False),
         task=found.task,
@@ -156,6 +161,7 @@ def sparse(name: str) -> Subject:
         program=name,
         tier="sparse",
         compiled=made,
+        source=made,
         labelled=False,
         model=model,
         task=ProgramTask(made, name),
@@ -172,6 +178,7 @@ def narrow(name: str) -> Subject:
         program=name,
         tier="compressed",
         compiled=model,
+        source=made,
         model=model.transformer,
         task=ProgramTask(made, name),
         structure=structure_of(model.transformer, model.truth["edges"]["component"]),

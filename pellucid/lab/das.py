@@ -39,6 +39,10 @@ Counterfactual = Callable[[Outputs, Tensor, Tensor], Outputs]
 had, at the first, the value that it has at the second; positions where that is not known are not `scored`."""
 
 
+class NothingToSwap(ValueError):
+    """The variable changes no output, so that no subspace can be told from another."""
+
+
 @dataclass(frozen=True, eq=False)
 class Alignment:
     """A subspace, and how often its swap makes the output that it should: shares of rows that are right throughout."""
@@ -94,7 +98,7 @@ def das(
         Swaps.draw(model, task, counterfactual, site, pairs, seed, split) for split in ("train", "test")
     )
     if test.idle == 1 or train.idle == 1:
-        raise ValueError(f"{task.name}: swapping the variable at {site!r} changes no output")
+        raise NothingToSwap(f"{task.name}: swapping the variable at {site!r} changes no output")
     options = {"k": k, "seed": seed, "steps": steps, "lr": lr, "tries": tries}
     subspace = learn(train, **options)
     draw = torch.Generator().manual_seed(seed)
