@@ -20,6 +20,8 @@ from pellucid.tasks.task import Pairs, Task
 
 Measure = Callable[[Tensor, Any], Tensor]
 """Logits and the batch -> (b, ...)."""
+Readers = Sequence[tuple[str, int | None]]
+"""Those of the edge table: (site, head)."""
 TOKENS = 65_536
 """Tokens in one forward pass."""
 
@@ -27,8 +29,7 @@ TOKENS = 65_536
 class Nudge(Tap):
     """In copy i of a stacked batch, adds `difference[writer]` (b, t, d) at one reader: the edge `places[i]` is cut."""
 
-    def __init__(self, model: Transformer, places: Sequence[tuple[int, int]], difference: Tensor):
-        readers = edge_table(model.config).readers
+    def __init__(self, readers: Readers, places: Sequence[tuple[int, int]], difference: Tensor):
         self.difference, self.copies = difference, len(places)
         self.at: dict[str, list[tuple[int, int | None, int]]] = {}
         for copy, (reader, writer) in enumerate(places):
@@ -86,7 +87,7 @@ def cut_edges(
     for site, here in by_site.items():
         layer, chosen = layer_of(site, n_layer), [places[i] for i in here]
         resume = layer, states[layer]
-        values = stacked(model, batch, measure, chosen, lambda part: Nudge(model, part, difference), resume)
+        values = stacked(model, batch, measure, chosen, lambda part: Nudge(readers, part, difference), resume)
         for i, value in zip(here, values, strict=True):
             found[i] = value
     return torch.stack(found)
