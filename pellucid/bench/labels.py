@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from pellucid.compiled.model import CompiledModel
+from pellucid.compiled.trace import site_after
 from pellucid.compiled.verify import ideal_logits
 from pellucid.core.errors import unknown
 from pellucid.core.record import record
+from pellucid.core.sites import stream_sites
 from pellucid.core.taps import Tap
-from pellucid.lab.decodability import stream_sites, streams
+from pellucid.lab.decodability import streams
 from pellucid.lab.fills import real
 from pellucid.tasks.task import Outputs, Pairs
 
@@ -63,12 +65,6 @@ def values(variable: dict[str, Any]) -> list[float]:
     """The numbers of a numerical variable; None is NaN."""
     special = {"None": float("nan"), "True": 1.0, "False": 0.0}
     return [special[x] if x in special else float(Fraction(x)) for x in variable["values"]]
-
-
-def site_after(slot: int) -> str:
-    """The site of the residual stream after a slot: -1 is the embedding, then each layer's attention and MLP."""
-    layer, mlp = divmod(slot, 2)
-    return "embed" if slot < 0 else f"{layer}.resid.{'post' if mlp else 'mid'}"
 
 
 def slot_before(site: str) -> int:

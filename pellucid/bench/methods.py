@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pellucid.bench.metrics import Number
 from pellucid.bench.readings import (
@@ -182,7 +182,7 @@ def find_methods() -> dict[str, AnyMethod]:
             raise ValueError(f"method {point.name!r} cannot be loaded from {point.value}: {error}") from error
         if not callable(function):
             raise ValueError(f"method {point.name!r} is no function: {point.value} is {function!r}")
-        found[point.name] = Method(point.name, function)  # type: ignore[arg-type]
+        found[point.name] = Method(point.name, cast("Callable[..., Scores]", function))
     return found
 
 

@@ -3,7 +3,6 @@
 Each returns numbers by name. `score` is the one that counts: 1 is the truth, 0 chance.
 """
 
-import math
 from functools import partial
 from typing import Any
 
@@ -105,7 +104,7 @@ def attention_patterns(subject: Subject, *, pairs: int, seed: int) -> Numbers:
 def gradient_times_input(subject: Subject, *, pairs: int, seed: int) -> Numbers:
     """Which tokens matter, says gradient times input, against exact Shapley values."""
     found = shapley(subject.model, subject.task, pairs=max(1, pairs // 8), seed=seed)
-    return {"score": real(found.correlation), "same_top": real(found.same_top), "passes": found.passes}
+    return {"score": found.correlation, "same_top": found.same_top, "passes": found.passes}
 
 
 def alignment(subject: Subject, *, pairs: int, seed: int) -> Numbers:
@@ -162,7 +161,3 @@ def known(subject: Subject) -> CompiledModel:
     if not subject.labelled:
         raise DoesNotApply(f"where variables are in a model of the {subject.tier} tier is not known")
     return subject.compiled
-
-
-def real(x: float) -> Number:
-    return x if math.isfinite(x) else None

@@ -1,17 +1,16 @@
 """Compressed models of a program, for the benchmark: narrower than its variables need, so that features share directions."""
 
-import hashlib
 import json
 from dataclasses import asdict
 from typing import Any
 
+from pellucid.bench.cache import kept_at
 from pellucid.compiled.batched import CompressConfig
 from pellucid.compiled.compress import compress
 from pellucid.compiled.interchange import as_model, interchange, truth_holds
 from pellucid.compiled.model import CompiledModel
 from pellucid.core.checkpoint import content_hash
 from pellucid.core.files import atomic_directory
-from pellucid.data.prepare import cache_root
 
 SHARES = (0.8, 0.9)
 """Widths that are tried, as shares of the compiled width; the narrowest whose truth holds is taken."""
@@ -24,8 +23,7 @@ def squeezed(compiled: CompiledModel) -> tuple[CompiledModel, dict[str, Any]]:
 
     Where no width is faithful, the most accurate model is taken, and its truth is void.
     """
-    what = [content_hash(compiled.transformer), SHARES, SEEDS, asdict(CONFIG)]
-    place = cache_root() / "bench" / hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    place = kept_at(content_hash(compiled.transformer), SHARES, SEEDS, asdict(CONFIG))
     if not (place / "certificate.json").exists():
         model, certificate = squeeze(compiled)
         with atomic_directory(place) as fresh:  # other processes may make the same

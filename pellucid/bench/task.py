@@ -9,7 +9,7 @@ from pellucid.compiled.rasp.interpreter import Interpreter
 from pellucid.compiled.rasp.values import Value
 from pellucid.compiled.verify import ideal_logits
 from pellucid.core.errors import unknown
-from pellucid.tasks.task import SPLITS, Outputs
+from pellucid.tasks.task import SPLITS, Outputs, swapped
 
 ROUNDS, AT_ONCE = 40, 8
 """Rounds of so many draws for each pair, before the program's outputs count as always equal."""
@@ -92,16 +92,16 @@ class ProgramTask:
         codes = np.zeros(tokens.shape, dtype=np.int64)
         codes[:, 1:], _ = self.compiled.run(rows)
         wanted = self.ideal[torch.from_numpy(codes)]
-        scored = mask & swap(mask)
+        scored = mask & swapped(mask)
         scored[:, 0] = False
         return Outputs(
             tokens=tokens,
-            corrupt=swap(tokens),
+            corrupt=swapped(tokens),
             mask=mask,
-            real=swap(mask),
+            real=swapped(mask),
             scored=scored,
             wanted=wanted,
-            other=swap(wanted),
+            other=swapped(wanted),
         )
 
     def metric(self, logits: Tensor, batch: Outputs) -> Tensor:
@@ -125,8 +125,3 @@ class ProgramTask:
             (x[..., None, :] - ideal).square().sum(-1).argmin(-1) for x in (logits, batch.wanted.to(logits))
         )
         return ((said != right) & batch.scored).any(1)
-
-
-def swap(x: Tensor) -> Tensor:
-    """The two members of each pair exchanged."""
-    return x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)

@@ -1,27 +1,25 @@
 """Weight-sparse models trained on a program's inputs and outputs: their mechanism is not known beforehand, but can be measured."""
 
-import hashlib
-import json
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.bench.cache import kept_at
 from pellucid.compiled.model import CompiledModel
 from pellucid.compiled.rasp.interpreter import Interpreter
 from pellucid.compiled.verify import ideal_logits
 from pellucid.core.checkpoint import content_hash, load_metadata, load_model, save_model
 from pellucid.core.config import ModelConfig, uniform
 from pellucid.core.transformer import Transformer
-from pellucid.data.prepare import cache_root
+from pellucid.lab.fills import real
 from pellucid.sparse.projection import Projection, SparsityConfig
 from pellucid.training.schedules import warmup_decay
 
 STEPS, ROWS, LR = 3_000, 128, 1e-2
 FRACTION = 0.1
-HELD_OUT = 2_000
+DRAWN = 2_000
 SOLVED = 0.99
-"""Share of held-out inputs with every output right from which a trained model counts as one of the program."""
+"""Share of further inputs with every output right from which a trained model counts as one of the program."""
 
 
 def config_for(compiled: CompiledModel) -> ModelConfig:
@@ -49,7 +47,7 @@ class Inputs:
         self.ideal = torch.from_numpy(ideal_logits(compiled)).float()
 
     def draw(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(tokens, real tokens but BOS, wanted logits)."""
+        """(tokens, real tokens, wanted logits)."""
         vocab, longest = self.compiled.vocab.values, self.compiled.max_len
         drawn = [
             [vocab[i] for i in self.rng.integers(len(vocab), size=self.rng.integers(1, longest + 1))]
@@ -60,12 +58,11 @@ class Inputs:
         tokens, mask = (x.cpu() for x in self.compiled.encode(drawn))
         codes = np.zeros(tokens.shape, dtype=np.int64)
         codes[:, 1:], _ = self.compiled.run(drawn)
-        mask[:, 0] = False
         return tokens, mask, self.ideal[torch.from_numpy(codes)]
 
 
 def train_sparse(compiled: CompiledModel, *, steps: int = STEPS, seed: int = 0) -> tuple[Transformer, float]:
-    """A weight-sparse model of the program, by the squared error of its logits, and the share of held-out inputs that it
+    """A weight-sparse model of the program, by the squared error of its logits, and the share of further inputs that it
     gets right at every position."""
     model = Transformer(config_for(compiled), seed=seed, device="cpu")
     projection = Projection(model, SparsityConfig(fraction=FRACTION, alive=1))
@@ -75,51 +72,37 @@ def train_sparse(compiled: CompiledModel, *, steps: int = STEPS, seed: int = 0) 
     order = torch.Generator().manual_seed(seed)
     for step in range(steps):
         rows = torch.randint(len(pool[0]), (ROWS,), generator=order)
-        tokens, scored, wanted = (x[rows] for x in pool)
+        tokens, mask, wanted = (x[rows] for x in pool)
         optimizer.param_groups[0]["lr"] = (
             LR
             * warmup_decay(step, steps, warmup=0.02, final=0.0)
             * projection.lr_factor((step + 1) / steps) ** 0.5
         )
-        error = (model(tokens, mask=real(tokens, compiled)) - wanted).square().sum(-1)
+        error = (model(tokens, mask=real(model, mask)) - wanted).square().sum(-1)[:, 1:]  # BOS says nothing
         optimizer.zero_grad(set_to_none=True)
-        ((error * scored).sum() / scored.sum()).backward()
+        ((error * mask[:, 1:]).sum() / mask[:, 1:].sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         projection.apply((step + 1) / steps)
-    return model.eval().requires_grad_(False), accuracy(model, Inputs(compiled, seed + 1), compiled)
+    return model.eval().requires_grad_(False), accuracy(model, Inputs(compiled, seed + 1))
 
 
 def trained(compiled: CompiledModel) -> tuple[Transformer, float]:
     """As `train_sparse`, kept beside prepared corpora under a hash of everything that it depends on."""
-    what = [
-        content_hash(compiled.transformer),
-        config_for(compiled).to_json(),
-        STEPS,
-        ROWS,
-        LR,
-        FRACTION,
-        HELD_OUT,
-    ]
-    place = (
-        cache_root() / "bench" / hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    place = kept_at(
+        content_hash(compiled.transformer), config_for(compiled).to_json(), STEPS, ROWS, LR, FRACTION, DRAWN
     )
     if not place.exists():
         model, right = train_sparse(compiled)
-        save_model(model, place, metadata={"held_out_inputs_right": right})
+        save_model(model, place, metadata={"inputs_right": right})
     model = load_model(place, device="cpu").requires_grad_(False)
-    return model, load_metadata(place)["held_out_inputs_right"]
-
-
-def real(tokens: Tensor, compiled: CompiledModel) -> Tensor | None:
-    """The mask that the model needs."""
-    return None if compiled.causal else tokens != len(compiled.vocab) + 1
+    return model, load_metadata(place)["inputs_right"]
 
 
 @torch.no_grad()
-def accuracy(model: Transformer, inputs: Inputs, compiled: CompiledModel) -> float:
-    """The share of held-out inputs with every output nearest to the right value."""
-    tokens, scored, wanted = inputs.draw(HELD_OUT)
-    said = model(tokens, mask=real(tokens, compiled))
+def accuracy(model: Transformer, inputs: Inputs) -> float:
+    """The share of further inputs with every output nearest to the right value."""
+    tokens, mask, wanted = inputs.draw(DRAWN)
+    said = model(tokens, mask=real(model, mask))
     codes, right = ((x[..., None, :] - inputs.ideal).square().sum(-1).argmin(-1) for x in (said, wanted))
-    return ((codes == right) | ~scored).all(1).double().mean().item()
+    return ((codes == right) | ~mask)[:, 1:].all(1).double().mean().item()

@@ -152,7 +152,7 @@ def smallest_circuits(
     places = structure.nonzero()
     if len(places) > MOST:
         return None
-    wrong = cut_edges(model, batch, replaced, task.wrong, [tuple(p) for p in places.tolist()]).any(1)  # type: ignore[misc]
+    wrong = cut_edges(model, batch, replaced, task.wrong, [(r, w) for r, w in places.tolist()]).any(1)
     free = places[~wrong.cpu()]
     if len(free) > FREE:
         return None

@@ -22,6 +22,7 @@ from pellucid.compiled.verify import inputs
 from pellucid.core.errors import unknown
 from pellucid.core.files import write_atomic
 from pellucid.core.record import record
+from pellucid.core.sites import stream_sites
 from pellucid.core.taps import Recorder, Tap, chain
 from pellucid.core.transformer import Transformer
 from pellucid.training.progress import StepProgress
@@ -168,12 +169,9 @@ def write_sites(model: Transformer) -> dict[str, int]:
     }
 
 
-def stream_sites(model: Transformer) -> dict[str, int]:
+def stream_layers(model: Transformer) -> dict[str, int]:
     """The sites of the residual stream after the embedding (layer -1) and after each sublayer, with their layers."""
-    after = {"attn.out": "resid.mid", "mlp.out": "resid.post"}
-    return {"embed": -1} | {
-        f"{n}.{after[site.removeprefix(f'{n}.')]}": n for site, n in write_sites(model).items()
-    }
+    return {s: -1 if s == "embed" else int(s.partition(".")[0]) for s in stream_sites(model.config)}
 
 
 def map_places(variant: Variant, layers: int) -> tuple[int, ...]:
@@ -220,7 +218,7 @@ class Batched:
         self.places = map_places(config.variant, len(self.original.config.layers))
         shape = replace(self.original.config, d_model=maps.shape[-1])
         self.template = Transformer(shape, seed=None, device=self.original.device).eval()
-        self.writes, self.streams = write_sites(self.original), stream_sites(self.original)
+        self.writes, self.streams = write_sites(self.original), stream_layers(self.original)
         self.patterns = [s.replace(".out", ".pattern") for s in self.writes if s.endswith("attn.out")]
         self.within = (torch.arange(maps.shape[-1]) < torch.tensor(widths)[:, None]).to(maps)[:, None, None]
         self.trained = {"maps": torch.nn.Parameter(maps * self.within)}

@@ -22,11 +22,11 @@ from pellucid.compiled.batched import (
     Scores,
     defined_inputs,
     map_places,
-    stream_sites,
 )
 from pellucid.compiled.model import CompiledModel
 from pellucid.compiled.rasp.values import Value
 from pellucid.core.record import record
+from pellucid.core.sites import stream_sites
 from pellucid.core.transformer import Transformer
 
 
@@ -120,7 +120,9 @@ def principal_directions(model: CompiledModel, data: Inputs) -> Tensor:
     """(D, D): directions of the residual stream in columns, by falling second moment over all sublayers and positions."""
     moment = torch.zeros(())
     for part in data.parts():
-        streams = record(model.transformer, part.tokens, stream_sites(model.transformer), mask=part.real)
+        streams = record(
+            model.transformer, part.tokens, stream_sites(model.transformer.config), mask=part.real
+        )
         for stream in streams.values():
             found = stream[part.real].double()
             moment = moment + found.T @ found

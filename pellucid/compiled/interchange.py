@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pellucid.compiled.batched import Inputs, defined_inputs, stream_sites
+from pellucid.compiled.batched import Inputs, defined_inputs, stream_layers
 from pellucid.compiled.compress import Compressed
 from pellucid.compiled.model import CompiledModel
+from pellucid.compiled.trace import site_after
 from pellucid.compiled.verify import ideal_logits
 from pellucid.core.record import record
 from pellucid.core.taps import Patch
@@ -55,20 +56,7 @@ def as_model(model: CompiledModel, compressed: Compressed, held: list[Held]) -> 
     basis = w if model.basis is None else torch.from_numpy(model.basis) @ w
     edges = {**model.truth["edges"], "channel": None}
     truth = {**model.truth, "edges": edges, "basis": basis.tolist(), "holds": truth_holds(held)}
-    return CompiledModel(
-        compressed.transformer,
-        vocab=model.vocab.values,
-        outputs=model.outputs,
-        encoding=model.encoding,
-        max_len=model.max_len,
-        causal=model.causal,
-        bos=model.bos,
-        pad=model.pad,
-        error_bound=float("inf"),
-        margin=model.margin,
-        truth=lambda: truth,
-        program=model.program,
-    )
+    return model.remade(compressed.transformer, error_bound=float("inf"), truth=lambda: truth)
 
 
 @torch.no_grad()
@@ -90,9 +78,9 @@ def interchange(
     basis = torch.eye(full) if model.basis is None else torch.from_numpy(model.basis)
     basis = basis.to(model.transformer.wte.weight)
     found = []
-    sites = stream_sites(model.transformer)
+    sites = stream_layers(model.transformer)
     for variable in model.truth["variables"]:
-        site = written_at(variable)
+        site = site_after(variable["written"])
         rows = basis[variable["directions"]]
         w = rows @ compressed.maps[compressed.places[sites[site] + 1]]
         there = record(model.transformer, base.tokens, [site], mask=base.real)[site]
@@ -122,12 +110,6 @@ def interchange(
             )
         )
     return found
-
-
-def written_at(variable: dict[str, Any]) -> str:
-    """The site of the residual stream right after a variable of the ground truth was written."""
-    slot = variable["written"]
-    return "embed" if slot < 0 else f"{slot // 2}.resid.{('mid', 'post')[slot % 2]}"
 
 
 def written_size(

@@ -51,6 +51,25 @@ class CompiledModel:
         self.values = np.empty(len(self.outputs), dtype=object)
         self.values[:] = self.outputs
 
+    def remade(
+        self, transformer: Transformer, *, error_bound: float, truth: Callable[[], dict[str, Any]]
+    ) -> "CompiledModel":
+        """Another transformer for the same program, tokens and values."""
+        return CompiledModel(
+            transformer,
+            vocab=self.vocab.values,
+            outputs=self.outputs,
+            encoding=self.encoding,
+            max_len=self.max_len,
+            causal=self.causal,
+            bos=self.bos,
+            pad=self.pad,
+            error_bound=error_bound,
+            margin=self.margin,
+            truth=truth,
+            program=self.program,
+        )
+
     # Values to tokens, logits to values.
 
     def encode(self, sequences: Iterable[Iterable[Value]]) -> tuple[Tensor, Tensor]:

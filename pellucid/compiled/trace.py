@@ -143,6 +143,12 @@ def written(number: float) -> str:
     return "0" if abs(number) < ROUNDING else f"{number:.4g}"
 
 
+def site_after(slot: int) -> str:
+    """The site of the residual stream after a slot: -1 is the embedding, then each layer's attention and MLP."""
+    layer, mlp = divmod(slot, 2)
+    return "embed" if slot < 0 else f"{layer}.resid.{'post' if mlp else 'mid'}"
+
+
 def trace(model: "CompiledModel", sequence: Sequence[Value]) -> Trace:
     """Run `model` on one sequence and keep the residual stream after every sublayer, with labels.
 

@@ -57,19 +57,10 @@ def rotated(model: CompiledModel, seed: int = 0, limit: int = 2000) -> CompiledM
     neurons = [rng.permutation(layer.d_mlp) for layer in old.config.layers]
     basis = orthogonal(rng, old.config.d_model)
     transformer = turned(old, basis, heads, neurons, rng)
-    made = CompiledModel(
+    made = model.remade(
         transformer,
-        vocab=model.vocab.values,
-        outputs=model.outputs,
-        encoding=model.encoding,
-        max_len=model.max_len,
-        causal=model.causal,
-        bos=model.bos,
-        pad=model.pad,
         error_bound=model.error_bound,
-        margin=model.margin,
         truth=lambda: turned_truth(model, transformer, basis, heads, neurons),
-        program=model.program,
     )
     made.error_bound += 2 * difference(model, made, limit)
     if not made.error_bound < made.margin / 2:

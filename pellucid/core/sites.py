@@ -108,3 +108,11 @@ def node_sites(config: ModelConfig) -> dict[str, int]:
             }
             widths[name] = sizes[site.shape]
     return widths
+
+
+def stream_sites(config: ModelConfig) -> tuple[str, ...]:
+    """The residual stream after the embedding and after every sublayer."""
+    sites = ["embed"]
+    for number, layer in enumerate(config.layers):
+        sites += [f"{number}.resid.mid"] * bool(layer.heads) + [f"{number}.resid.post"] * bool(layer.d_mlp)
+    return tuple(sites)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pellucid.core.config import ModelConfig
 from pellucid.core.record import record
+from pellucid.core.sites import stream_sites
 from pellucid.core.transformer import Transformer
 from pellucid.lab.fills import real
 from pellucid.tasks.task import Pairs
@@ -28,14 +28,6 @@ class Decodability:
         if self.control is None:
             raise ValueError("selectivity needs control labels, and there were none")
         return self.scores - self.control
-
-
-def stream_sites(config: ModelConfig) -> tuple[str, ...]:
-    """The residual stream after the embedding and after every sublayer."""
-    sites = ["embed"]
-    for number, layer in enumerate(config.layers):
-        sites += [f"{number}.resid.mid"] * bool(layer.heads) + [f"{number}.resid.post"] * bool(layer.d_mlp)
-    return tuple(sites)
 
 
 def streams(model: Transformer, batch: Pairs) -> dict[str, Tensor]:

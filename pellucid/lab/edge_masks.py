@@ -18,7 +18,7 @@ from pellucid.lab.gates import Gate, HardConcreteGate
 from pellucid.lab.patch import draw
 from pellucid.lab.paths import on_a_path, silent
 from pellucid.lab.scores import Scores
-from pellucid.tasks.task import Task, learning_loss
+from pellucid.tasks.task import Pairs, Task, learning_loss
 from pellucid.training.schedules import warmup_decay
 
 
@@ -78,10 +78,10 @@ def edge_masks(
         return EdgeTap(model.config, replaced, on_edges(gates))
 
     config, parts = config or MaskConfig(), int(exists.sum())
-    learned = learn(model, task, HardConcreteGate(), tap, parts, config, pairs, seed, ablation)
+    drawn = draw(model, task, pairs, seed)
+    learned = learn(model, task, HardConcreteGate(), tap, parts, config, drawn, seed, ablation)
     values, kept = (on_edges(x[None])[0].cpu() for x in (learned.values, learned.kept))
-    batch, _ = draw(model, task, pairs, seed)
-    kept = on_a_path(model.config, kept, from_embedding=silent(batch, ablation))
+    kept = on_a_path(model.config, kept, from_embedding=silent(drawn[0], ablation))
     return Scores("edge", values.float(), learned.passes, kept=kept)
 
 
@@ -102,13 +102,13 @@ def learn(
     tap: Keep,
     parts: int,
     config: MaskConfig,
-    pairs: int,
+    drawn: tuple[Pairs, Pairs],
     seed: int,
     ablation: Ablation,
 ) -> Learned:
     """Learn a gate for each part by the task's `learning_loss` and a penalty on open gates, all tries on the batch axis."""
-    batch, pool = draw(model, task, pairs, seed)
-    replaced = fills(model, batch, ablation, pool)
+    batch, pool = drawn
+    pairs, replaced = len(batch) // 2, fills(model, batch, ablation, pool)
     loss, tries, n = learning_loss(task), len(config.penalties), min(config.batch, pairs)
     order, noise = (torch.Generator().manual_seed(seed) for _ in range(2))
     parameters = model.wte.weight.new_full((tries, parts), config.init).requires_grad_()

@@ -14,6 +14,7 @@ from pellucid.core.transformer import Transformer
 from pellucid.lab.edge_masks import MaskConfig, learn
 from pellucid.lab.fills import Ablation, Writes, writer_index
 from pellucid.lab.gates import HardConcreteGate
+from pellucid.lab.patch import draw
 from pellucid.lab.scores import Scores
 from pellucid.tasks.task import Task
 
@@ -48,5 +49,6 @@ def node_masks(
         return KeepNodes(model, replaced, gates)
 
     config, parts = config or MaskConfig(), len(edge_table(model.config).writers)
-    learned = learn(model, task, HardConcreteGate(), tap, parts, config, pairs, seed, ablation)
+    drawn = draw(model, task, pairs, seed)
+    learned = learn(model, task, HardConcreteGate(), tap, parts, config, drawn, seed, ablation)
     return Scores("node", learned.values.float().cpu(), learned.passes, kept=learned.kept.cpu())

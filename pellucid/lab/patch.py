@@ -182,6 +182,5 @@ def patch_nodes(
 
 def draw(model: Transformer, task: Task, pairs: int, seed: int) -> tuple[Pairs, Pairs]:
     """The pairs that a method is measured on, and a pool of other pairs for means."""
-    return tuple(
-        task.pairs(n, seed=s).to(model.device) for n, s in ((pairs, seed), (4 * pairs, seed + 10_000))
-    )  # type: ignore[return-value]
+    pool = task.pairs(4 * pairs, seed=seed + 10_000)
+    return task.pairs(pairs, seed=seed).to(model.device), pool.to(model.device)

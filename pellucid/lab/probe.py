@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pellucid.core.sites import stream_sites
 from pellucid.core.transformer import Transformer
-from pellucid.lab.decodability import Decodability, stream_sites, streams
+from pellucid.lab.decodability import Decodability, streams
 from pellucid.tasks.task import Pairs, Task
 
 Labels = Callable[[Any], dict[str, Tensor]]

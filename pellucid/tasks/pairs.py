@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pellucid.core.errors import unknown
 from pellucid.data.tokenizer import end_of_text_id
-from pellucid.tasks.task import SPLITS, Batch, accuracy, two_way_loss
+from pellucid.tasks.task import SPLITS, Batch, accuracy, swapped, two_way_loss
 
 # Each split of a task draws its names and literals from a split of tiny-python.
 WORDS = {"train": "train", "test": "validation"}
@@ -143,7 +143,7 @@ class PairTask:
             tokens[row, : len(ids)] = torch.tensor(ids)
         return Batch(
             tokens=tokens,
-            corrupt=tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1),
+            corrupt=swapped(tokens),
             mask=torch.arange(tokens.shape[1]) < lengths[:, None],
             positions=lengths - 1,
             answers=torch.tensor([both for pair in answers for both in (pair, pair[::-1])]),

@@ -13,6 +13,11 @@ P = TypeVar("P", bound="Pairs")
 B = TypeVar("B", bound="Pairs")
 
 
+def swapped(x: Tensor) -> Tensor:
+    """The two members of each pair of rows exchanged."""
+    return x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """Pairs of sequences: rows 2i and 2i + 1 are the two members of pair i, and each other's corrupt input.

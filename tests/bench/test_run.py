@@ -212,7 +212,7 @@ def test_reasons_are_text_in_markdown_too():
 
 def test_a_compressed_model_is_kept_with_its_certificate_or_not_at_all(tmp_path, monkeypatch):
     compiled = make_subject("copy", "raw").compiled
-    monkeypatch.setattr(squeezed, "cache_root", lambda: tmp_path)
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path))
     monkeypatch.setattr(squeezed, "squeeze", lambda model: (model, {"holds": object()}))
     with pytest.raises(TypeError, match="not JSON serializable"):
         squeezed.squeezed(compiled)

@@ -194,7 +194,6 @@ def test_a_finished_sweep_is_read_and_another_one_is_refused(tmp_path):
 
 
 def test_the_program_draws_its_figures(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     command = Compress(programs=("count",), d=(3, 12), seeds=1, out=tmp_path, config=SMALL)
     command()
     pictures = {"count.shared.svg", "count.shared.gram.svg", "count.shared.layers.svg"}

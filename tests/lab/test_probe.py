@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pellucid import LayerConfig, ModelConfig, Transformer
-from pellucid.lab.decodability import Decodability, stream_sites
+from pellucid.core.sites import stream_sites
+from pellucid.lab.decodability import Decodability
 from pellucid.lab.probe import Rows, balanced_accuracy, draw_control, probe
 from tests.lab.toy import ToyTask, toy_model
 
