@@ -21,15 +21,8 @@ from pellucid.core.transformer import Transformer
 from pellucid.lab.ablate import Kept, keep_only
 from pellucid.lab.config import STRATA, PruneConfig
 from pellucid.lab.discretize import Discretized, Probe, discretize
-from pellucid.lab.extract import (
-    CutAttention,
-    CutMLP,
-    ExtractedCircuit,
-    can_extract,
-    check_fit,
-    circuit_masks,
-    extract,
-)
+from pellucid.lab.extract import ExtractedCircuit, can_extract, check_fit, circuit_masks, extract
+from pellucid.lab.extracted import CutAttention, CutMLP
 from pellucid.lab.gates import StepGate
 from pellucid.lab.prune import frozen, measure, probe_of
 from pellucid.lab.rank import by_length, clip_tries, shares
