@@ -34,7 +34,7 @@ class PruneConfig:
     """What is done to the nodes outside: all are frozen at their mean; or, in two thirds of the pairs of a step, a random
     part of them only, and a circuit must reach its target either way."""
 
-    shift: float = 0.1
+    shift: float = 0.05
     """How far, in nats, a circuit's loss may move when only half of the nodes outside are frozen, with stochastic
     ablation."""
 

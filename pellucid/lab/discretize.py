@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pellucid.core.transformer import Transformer
 from pellucid.lab.ablate import Kept, keep_only, last_logits_by_length, partial_logits, remove, task_loss
-from pellucid.lab.config import Ablation
+from pellucid.lab.config import Ablation, PruneConfig
 from pellucid.lab.extract import can_extract, extract
 from pellucid.tasks.task import Batch, Task
 
@@ -94,7 +94,7 @@ class Probe:
         target: float,
         *,
         ablation: Ablation = "mean",
-        shift: float = 0.1,
+        shift: float = PruneConfig.shift,
         pairs: int = 256,
         seed: int = 0,
     ):

@@ -1,10 +1,11 @@
 """Gates that are learned: a parameter for each node, and how it opens and closes in training."""
 
-import math
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from pellucid.training.concrete import Concrete
 
 
 class Heaviside(torch.autograd.Function):
@@ -52,16 +53,15 @@ class StepGate:
 class HardConcreteGate:
     """Random gates with mass at exactly 0 and 1; their size is the chance of being open (Louizos et al., 2018)."""
 
-    LOW, HIGH, BETA = -0.1, 1.1, 2 / 3
     SCALE = 10.0
     """Log odds for each unit of the parameter, so that it moves at the pace of the step gate's."""
 
+    def __init__(self):
+        self.concrete = Concrete()
+
     def __call__(self, x: Tensor, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        log_odds = self.SCALE * x
-        u = torch.rand(x.shape, generator=draw).clamp(1e-6, 1 - 1e-6).to(x)
-        s = torch.sigmoid((u.logit() + log_odds) / self.BETA)
-        gates = (s * (self.HIGH - self.LOW) + self.LOW).clamp(0, 1)
-        return gates, torch.sigmoid(log_odds - self.BETA * math.log(-self.LOW / self.HIGH))
+        log_alpha, uniform = self.SCALE * x, torch.rand(x.shape, generator=draw).to(x)
+        return self.concrete.sample(log_alpha, uniform), self.concrete.open_chance(log_alpha)
 
     def bound(self, x: Tensor) -> None:
         x.clamp_(-1, 1)

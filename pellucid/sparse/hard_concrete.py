@@ -3,19 +3,19 @@
 Louizos et al. (2018), with the two changes of Weight-sparse transformers, appendix D.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from pellucid.sparse.projection import DENSE, constrained, dead_fraction, nonzero_fraction
+from pellucid.training.concrete import Concrete
 from pellucid.training.constraint import Constraint
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardConcreteConfig:
-    """What gates cost, and where they start. Made for Adam with a small epsilon: gates have small gradients."""
+class HardConcreteConfig(Concrete):
+    """What gates are, what they cost, and where they start. Made for Adam with a small epsilon: gates have small gradients."""
 
     floor: float
     """Expected fraction of open gates below which they cost nothing: where they end if they cost enough."""
@@ -32,19 +32,11 @@ class HardConcreteConfig:
     speed: float = 20.0
     """How much faster than a weight a log alpha moves: the parameter that is trained is log alpha / speed."""
 
-    temperature: float = 2 / 3
-    """Of the concrete distribution: towards 0, gates are open or closed and nothing between."""
-
-    low: float = -0.1
-    """Where 0 is stretched to: below 0, so that gates close entirely."""
-
-    high: float = 1.1
-    """Where 1 is stretched to: above 1, so that gates open entirely."""
-
     dense: tuple[str, ...] = DENSE
     """Parameters (patterns of names) without gates."""
 
     def __post_init__(self):
+        super().__post_init__()
         object.__setattr__(self, "dense", tuple(self.dense))
         if not 0 <= self.floor <= 1:
             raise ValueError(f"floor must be in 0..1, got {self.floor}")
@@ -52,27 +44,8 @@ class HardConcreteConfig:
             raise ValueError(f"initial must be in (0, 1], got {self.initial}")
         if not self.cost >= 0:
             raise ValueError(f"cost must be 0 or more, got {self.cost}")
-        for name in ("speed", "temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not (self.low < 0 and self.high > 1):
-            raise ValueError(f"need low < 0 and high > 1, got {self.low} and {self.high}")
-
-
-def sample(log_alpha: Tensor, uniform: Tensor, config: HardConcreteConfig) -> Tensor:
-    """Gates in 0..1, drawn with `uniform` noise in (0, 1) of the same shape; differentiable in `log_alpha`."""
-    s = torch.sigmoid((torch.logit(uniform, eps=1e-6) + log_alpha) / config.temperature)
-    return (s * (config.high - config.low) + config.low).clamp(0, 1)
-
-
-def settled(log_alpha: Tensor, config: HardConcreteConfig) -> Tensor:
-    """Gates without noise, for evaluation: exactly 0 where log alpha is low enough."""
-    return (torch.sigmoid(log_alpha) * (config.high - config.low) + config.low).clamp(0, 1)
-
-
-def open_chance(log_alpha: Tensor, config: HardConcreteConfig) -> Tensor:
-    """The chance that a sampled gate is not 0."""
-    return torch.sigmoid(log_alpha - config.temperature * math.log(-config.low / config.high))
+        if not self.speed > 0:
+            raise ValueError(f"speed must be positive, got {self.speed}")
 
 
 class HardConcrete(Constraint):
@@ -114,7 +87,7 @@ class HardConcrete(Constraint):
         self.sampled = {}
         for name, p in self.parameters.items():
             uniform = torch.empty_like(p).uniform_(generator=noise)
-            self.sampled[name] = self.weights[name] * sample(self.log_alpha(name), uniform, self.config)
+            self.sampled[name] = self.weights[name] * self.config.sample(self.log_alpha(name), uniform)
             p.data.copy_(self.sampled[name].detach())
 
     def backward(self) -> None:
@@ -131,15 +104,14 @@ class HardConcrete(Constraint):
     def expected(self) -> Tensor:
         """The expected fraction of open gates."""
         total = sum(gate.numel() for gate in self.gates.values())
-        return (
-            torch.stack([open_chance(self.log_alpha(n), self.config).sum() for n in self.gates]).sum() / total
-        )
+        chances = [self.config.open_chance(self.log_alpha(name)).sum() for name in self.gates]
+        return torch.stack(chances).sum() / total
 
     @torch.no_grad()
     def apply(self, progress: float) -> None:
         """Put weights times settled gates into the model."""
         for name, p in self.parameters.items():
-            p.copy_(self.weights[name] * settled(self.log_alpha(name), self.config))
+            p.copy_(self.weights[name] * self.config.settled(self.log_alpha(name)))
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:

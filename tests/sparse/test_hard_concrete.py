@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from pellucid import ModelConfig, Transformer, load_model, uniform
 from pellucid.core.checkpoint import read_weights
-from pellucid.sparse.hard_concrete import HardConcrete, HardConcreteConfig, open_chance, sample, settled
+from pellucid.sparse.hard_concrete import HardConcrete, HardConcreteConfig
 from pellucid.training.log import read_log
 from pellucid.training.loop import Interrupted, Step, evaluate, train
 from pellucid.training.objective import Objective
@@ -42,15 +42,15 @@ def uniforms(shape, seed=0):
 def test_the_expected_l0_is_the_share_of_sampled_gates_that_are_not_zero(log_alpha, temperature, low, high):
     config = HardConcreteConfig(floor=0, temperature=temperature, low=low, high=high)
     n = 40_000
-    gates = sample(torch.full((n,), log_alpha, dtype=torch.float64), uniforms(n), config)
+    gates = config.sample(torch.full((n,), log_alpha, dtype=torch.float64), uniforms(n))
     assert 0 <= gates.min() <= gates.max() <= 1
-    chance = open_chance(torch.tensor(log_alpha, dtype=torch.float64), config).item()
+    chance = config.open_chance(torch.tensor(log_alpha, dtype=torch.float64)).item()
     assert (gates > 0).double().mean().item() == pytest.approx(chance, abs=5 * math.sqrt(0.25 / n))
 
 
 def test_gates_without_noise_are_exactly_closed_or_open_beyond_their_bounds():
     log_alpha = torch.tensor([-3.0, -2.3, 0.0, 2.3, 3.0])
-    gates = settled(log_alpha, GATES)
+    gates = GATES.settled(log_alpha)
     assert (gates[0], gates[-1]) == (0, 1)
     assert gates[2] == pytest.approx(0.5)
     assert ((gates[1:4] > 0) & (gates[1:4] < 1)).all()
