@@ -141,10 +141,8 @@ def point_label(line: str, recipe: Recipe) -> str:
 
 def binarized_figure(found: Sequence[BinaryTask], path: str | Path) -> Path:
     """Task loss of circuits and of the same with two-valued nodes, recalibrated, for each run and task (Figure 34)."""
-    several = len({r.run for r in found}) > 1
     values: dict[str, dict[str, float]] = {}
-    for r in found:
-        name = r.task + (f", {r.run}" if several else "") + (f", seed {r.seed}" if r.seed else "")
+    for name, r in named(found).items():
         for label, losses in (
             ("the circuit", r.binarized.circuit),
             ("two levels, from the grid", r.binarized.start),
@@ -154,12 +152,20 @@ def binarized_figure(found: Sequence[BinaryTask], path: str | Path) -> Path:
     return bars(path, values, "task loss (nats)", line=CHANCE)
 
 
+def named(found: Sequence[BinaryTask]) -> dict[str, BinaryTask]:
+    """By task, with the run and the seed where they tell results apart."""
+    several = len({r.run for r in found}) > 1
+    return {
+        r.task + (f", {r.run}" if several else "") + (f", seed {r.seed}" if r.seed else ""): r for r in found
+    }
+
+
 def shares_figure(found: Sequence[BinaryTask], path: str | Path) -> Path:
     """Task loss against the share of a circuit's nodes that are two-valued, untrained, a line for each circuit."""
 
     def plot(axis: Any) -> None:
-        for r in found:
-            axis.plot(*zip(*r.shares, strict=True), marker=".", linewidth=1, label=r.task)
+        for name, r in named(found).items():
+            axis.plot(*zip(*r.shares, strict=True), marker=".", linewidth=1, label=name)
         axis.axhline(0.15, color="grey", linewidth=0.8, linestyle=":")
         axis.axhline(CHANCE, color="grey", linewidth=0.8, linestyle="--")
         axis.set(

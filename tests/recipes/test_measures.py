@@ -119,7 +119,9 @@ def test_a_studys_circuits_are_binarised_once_and_drawn(studied, tmp_path, monke
     assert "for_while" in text
     assert "two levels, trained" in text
     assert binarized_figure([found], tmp_path / "again.svg").read_text() == text
-    assert "for_while" in shares_figure([found], tmp_path / "shares.svg").read_text()
+    both = [found, found.model_copy(update={"seed": 1})]
+    for figure in (binarized_figure, shares_figure):
+        assert "for_while, seed 1" in figure(both, tmp_path / "seeds.svg").read_text()
     assert binary_table([found]).row_count == 1
     assert binarize_study([studied / "run"], studied / "study", tmp_path / "none", target=0.1) == []
 
