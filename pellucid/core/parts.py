@@ -3,6 +3,7 @@
 So `core` loads any checkpoint and imports no family. An entry point names a module class. Its classmethod
 `make(d_in=width, **fields)` gives a module whose `forward(x, at)` gives `(x, aux_loss)`. Its `sites`, if it has any, are
 the sites of the layer where it has a value to show: there it calls `at(site, value)` and goes on with what comes back.
+What it draws at random is drawn by a method `draw(generator)` of the module that holds it, from the model's seed.
 """
 
 from collections.abc import Mapping

@@ -154,6 +154,8 @@ class LiveTap:
         y = self.tap(site, x)
         if y.shape != x.shape:
             raise ValueError(f"a tap changed the shape of {site!r} from {tuple(x.shape)} to {tuple(y.shape)}")
+        if y.dtype != x.dtype and not x.is_floating_point():
+            raise ValueError(f"a tap must give {x.dtype} at {site!r}, got {y.dtype}")
         return y
 
     def finish(self) -> None:

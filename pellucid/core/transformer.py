@@ -283,6 +283,9 @@ class Transformer(nn.Module):
                     module.bias.zero_()
             elif isinstance(module, nn.Embedding):
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * 0.1)
+        for module in self.modules():
+            if hasattr(module, "draw"):
+                module.draw(generator)
 
     @property
     def sites(self) -> dict[str, Site]:

@@ -123,7 +123,12 @@ def signs(index: Tensor, masks: Tensor) -> Tensor:
 
 
 def top(z: Tensor, number: Tensor, k: int) -> Tensor:
-    """Places (n, k) of the largest |z| along the last axis, of equal ones the lower `number` first; NaN is largest."""
+    """Places (n, k) of the largest |z| along the last axis, of equal ones the lower `number` first; NaN is largest.
+
+    In float32 by one key of both: |z| as bits, which order alike, over the number.
+    """
+    if z.dtype == torch.float32:
+        return (z.abs().view(torch.int32).long() << 32 | 0xFFFFFFFF - number).topk(k).indices
     by_number = number.argsort(-1)
     order = z.abs().gather(1, by_number).argsort(dim=-1, descending=True, stable=True)[:, :k]
     return by_number.gather(1, order)

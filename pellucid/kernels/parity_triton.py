@@ -1,6 +1,6 @@
 """The parity kernels on a GPU: signs are made in registers from the parity of index & mask, and never stored.
 
-Scores and sums are Triton; selection is torch's, on keys that no two features share.
+Scores and sums are Triton; selection is torch's.
 """
 
 from collections.abc import Callable
@@ -117,15 +117,9 @@ def decode(z: Tensor, index: Tensor, masks: Tensor) -> Tensor:
     return out
 
 
-def top(raw: Tensor, number: Tensor, mean: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The top k of candidates (n, m): |z| as bits, which order alike, over the feature number that decides ties."""
-    size = ((raw - mean[number]) * scale[number]).abs().view(torch.int32).long()
-    place = (size << 32 | 0xFFFFFFFF - number).topk(k).indices
-    return number.gather(1, place), raw.gather(1, place)
-
-
 def select_channels(x: Tensor, mean: Tensor, scale: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return top(x, torch.arange(x.shape[1], device=x.device).expand(x.shape), mean, scale, k)
+    number = torch.arange(x.shape[1], device=x.device).expand(x.shape)
+    return parity.select(x, number, mean, scale, k)
 
 
 def select_children(
@@ -140,7 +134,7 @@ def select_children(
     k: int,
 ) -> tuple[Tensor, Tensor]:
     raw = child_scores(x, parents, masks, shift=shift, children=children)
-    return top(*parity.candidates(raw, parents, shift, x.shape[1]), mean, scale, k)
+    return parity.select(*parity.candidates(raw, parents, shift, x.shape[1]), mean, scale, k)
 
 
 def select_flat(
@@ -151,12 +145,12 @@ def select_flat(
     n, d = x.shape
     rows = 1 << d.bit_length() // 2
     channel = torch.arange(d, device=x.device).expand(n, d)
-    index, raw = top(x, channel, mean, scale, min(k, d))
+    index, raw = parity.select(x, channel, mean, scale, min(k, d))
     for j in range(children):
         signed = (x * parity.signs(torch.tensor(j * d, device=x.device), masks)).view(n, rows, d // rows)
         scores = (_walsh(rows, x) @ signed @ _walsh(d // rows, x)).flatten(1) * d**-0.5
         raw, index = torch.cat([raw, scores], dim=1), torch.cat([index, d + j * d + channel], dim=1)
-        index, raw = top(raw, index, mean, scale, min(k, raw.shape[1]))
+        index, raw = parity.select(raw, index, mean, scale, min(k, raw.shape[1]))
     return index, raw
 
 

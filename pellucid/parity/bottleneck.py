@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pellucid.kernels.parity import select_channels
-from pellucid.parity.bases import Basis, SignBasis, VectorBasis
+from pellucid.parity.bases import Basis, ParityBasis, StoredBasis
 from pellucid.parity.config import ParityConfig
 from pellucid.training import distributed
 
@@ -106,16 +106,15 @@ class ParityBottleneck(nn.Module):
     Raises ValueError for an input of another width and for one that is not finite.
     """
 
-    sites = ("mlp.code", "mlp.code.index")
+    sites = ("mlp.code.index", "mlp.code")
 
     def __init__(self, config: ParityConfig):
         super().__init__()
         self.config = config
-        if config.basis in ("parity", "random"):
-            basis: nn.Module = SignBasis(config.d, random=config.basis == "random")
+        if config.basis == "parity":
+            self.basis = cast(Any, ParityBasis(config.d))
         else:
-            basis = VectorBasis(config.d, config.features - config.d, learned=config.basis == "learned")
-        self.basis = cast(Any, basis)
+            self.basis = cast(Any, StoredBasis(config.d, config.features - config.d, config.basis))
         self.moments = Moments(config.features, config.decay, config.eps)
 
     @classmethod
@@ -168,10 +167,7 @@ class ParityBottleneck(nn.Module):
         d = self.config.d
         index, score = code.index.flatten(0, -2), code.score.flatten(0, -2)
         channel = index < d
-        if checked(index):
-            for i in (int(index.min()), int(index.max())):
-                if not 0 <= i < self.config.features:
-                    raise ValueError(f"feature {i} is not in 0..{self.config.features - 1}")
+        check_features(index, self.config.features)
         own = torch.zeros(len(index), d, dtype=score.dtype, device=score.device)
         own = own.scatter_add(1, torch.where(channel, index, 0), torch.where(channel, score, 0))
         x_hat = own + cast(Basis, self.basis).decode(score, torch.where(channel, -1, index - d))
@@ -246,6 +242,14 @@ def relative_error(x: Tensor, x_hat: Tensor, norm: Tensor) -> Tensor:
 def checked(x: Tensor) -> bool:
     """Whether values are looked at: on a GPU that would wait for them, and compiled code has none."""
     return x.device.type == "cpu" and x.numel() > 0 and not torch.compiler.is_compiling()
+
+
+def check_features(index: Tensor, features: int) -> None:
+    """ValueError for a CPU tensor of features that holds one out of range, naming it."""
+    if checked(index):
+        for i in (int(index.min()), int(index.max())):
+            if not 0 <= i < features:
+                raise ValueError(f"mlp.code.index: feature {i} is not in 0..{features - 1}")
 
 
 def check_finite(x: Tensor) -> None:

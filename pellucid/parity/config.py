@@ -11,6 +11,11 @@ Routing = Literal["hierarchical", "flat"]
 Basis = Literal["parity", "random", "gaussian", "learned"]
 
 
+def is_whole(n: object) -> bool:
+    """An integer, which True is not."""
+    return isinstance(n, int) and not isinstance(n, bool)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParityConfig:
     """A sparse code over the d channels (level 0) and computed directions that descend from them."""
@@ -59,7 +64,7 @@ class ParityConfig:
                 f"children={self.children}"
             )
         for n in self.children:
-            if not isinstance(n, int) or n < 2 or n & (n - 1):
+            if not is_whole(n) or n < 2 or n & (n - 1):
                 raise ValueError(f"children must be powers of two from 2 on, got {self.children}")
         bits = t + sum(n.bit_length() - 1 for n in self.children)
         if bits > 2 * t:
@@ -70,9 +75,9 @@ class ParityConfig:
             raise ValueError(f"flat routing has one level of children, got children={self.children}")
         for level, k in enumerate(self.active):
             most = self.candidates(level)
-            if not isinstance(k, int) or not 1 <= k <= most:
+            if not is_whole(k) or not 1 <= k <= most:
                 raise ValueError(f"active[{level}] must be in 1..{most}, its candidates, got {k!r}")
-        if not isinstance(self.samples, int) or self.samples < 1:
+        if not is_whole(self.samples) or self.samples < 1:
             raise ValueError(f"samples must be a positive integer, got {self.samples!r}")
         if not 0 < self.decay < 1:
             raise ValueError(f"decay must be between 0 and 1, got {self.decay!r}")

@@ -25,8 +25,8 @@ class Curve:
     name: str
     tokens: tuple[int, ...]
     losses: tuple[float, ...]
-    tokens_per_second: float
-    """The median over its log."""
+    tokens_per_second: float | None
+    """The median over its log; None where a run was too short to log it."""
 
     def tokens_to(self, loss: float) -> float | None:
         """Tokens until the loss first was so low, between two validations by interpolation; None if it never was."""
@@ -54,7 +54,7 @@ def read_curve(run: str | Path) -> Curve:
         raise ValueError(f"{run} has no validation in its log: train it with --recipe.train.validate-every")
     speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
     tokens, losses = zip(*points, strict=True)
-    return Curve(Path(run).name, tokens, losses, median(speeds))
+    return Curve(Path(run).name, tokens, losses, median(speeds) if speeds else None)
 
 
 def twins_table(curves: list[Curve]) -> Table:
@@ -68,7 +68,7 @@ def twins_table(curves: list[Curve]) -> Table:
             f"{curve.losses[-1]:.3f}",
             "never" if tokens is None else f"{tokens:,.0f}",
             "" if tokens is None else f"{first.tokens[-1] / tokens:.2f}x",
-            f"{curve.tokens_per_second:,.0f}",
+            "" if curve.tokens_per_second is None else f"{curve.tokens_per_second:,.0f}",
         )
     return table
 

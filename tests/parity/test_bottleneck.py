@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pellucid import ModelConfig, Patch, Recorder, Tap, Transformer, generate, load_model, save_model, uniform
 from pellucid.parity import ParityBottleneck, ParityConfig, directions, unfold
+from pellucid.parity.codebook import TopKCodebook
 
 CONFIGS = [
     ParityConfig(d=16, active=(5,), children=()),
@@ -177,34 +178,97 @@ def test_without_standardisation_scores_are_raw():
     assert torch.equal(code.score, x.gather(1, code.index))
 
 
+def explicit(bottleneck):
+    """`forward` with the same features active, on vectors that are all written down, by plain products alone."""
+    c, basis = bottleneck.config, bottleneck.basis
+    codes = torch.arange(c.features - c.d)[:, None]
+    vectors = getattr(basis, "vectors", None)
+    if vectors is None:
+        vectors = basis.decode(torch.ones(codes.shape, dtype=torch.float64), codes)
+
+    def forward(x):
+        index = bottleneck.encode(x.detach()).index
+        every = torch.cat([torch.eye(c.d, dtype=x.dtype), vectors])
+        mean, scale = bottleneck.standards(x.dtype)
+        chosen = every[index]
+        z = (torch.einsum("nd,nkd->nk", x, chosen) - mean[index]) * scale[index]
+        total = torch.einsum("nk,nkd->nd", z, chosen)
+        return total * x.norm(dim=-1, keepdim=True) / total.norm(dim=-1, keepdim=True)
+
+    return forward
+
+
+@pytest.mark.parametrize("basis", ["parity", "random", "gaussian", "learned"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"active": (4, 6), "children": (8,)},
+        {"active": (4, 6, 5), "children": (4, 4)},
+        {"active": (4, 6), "children": (8,), "routing": "flat"},
+    ],
+    ids=lambda s: s.get("routing", str(s["active"])),
+)
+def test_every_basis_gives_the_values_and_gradients_of_its_explicit_vectors(basis, shape):
+    config = ParityConfig(d=16, basis=basis, **shape)
+    bottleneck = example(config).double()
+    x = torch.randn(7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    weight = torch.randn(7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    found = []
+    for forward in (lambda x: bottleneck(x)[0], explicit(bottleneck)):
+        leaf = x.clone().requires_grad_()
+        out = forward(leaf)
+        found.append((out, *torch.autograd.grad((out * weight).sum(), [leaf, *bottleneck.parameters()])))
+    assert len(found[0]) == 2 + (basis == "learned")
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
 @pytest.mark.parametrize("basis", ["random", "gaussian", "learned"])
-def test_other_bases_go_through_the_same_bottleneck(basis):
-    config = ParityConfig(d=16, active=(4, 6), children=(8,), basis=basis)
-    bottleneck = example(config)
-    x = torch.randn(5, 16, requires_grad=True)
-    x_hat, aux = bottleneck(x)
-    (x_hat.sum() + aux).backward()
-    assert x.grad is not None
-    assert torch.isfinite(x.grad).all()
-    learned = dict(bottleneck.named_parameters())
-    assert bool(learned) == (basis == "learned")
-    for p in learned.values():
-        assert p.grad is not None
-        assert p.grad.abs().sum() > 0
+@pytest.mark.parametrize("routing", ["hierarchical", "flat"])
+def test_stored_vectors_compete_as_all_explicit_ones_do(basis, routing):
+    config = ParityConfig(d=16, active=(4, 6), children=(8,), basis=basis, routing=routing)
+    for dtype in (torch.float32, torch.float64):
+        bottleneck = example(config).to(dtype)
+        x = torch.randn(9, 16, dtype=dtype, generator=torch.Generator().manual_seed(1))
+        code, every = bottleneck.encode(x), torch.cat([torch.eye(16), bottleneck.basis.vectors]).double()
+        mean, scale = (v.double() for v in bottleneck.standards())
+        z = ((x.double() @ every.T - mean) * scale).abs()
+        for row in range(9):
+            candidates = range(config.features)
+            if routing == "hierarchical":
+                parents = code.levels[0][0][row].tolist()
+                candidates = [16 + (p | j << 4) for p in parents for j in range(8)]
+            chosen = code.levels[-1][0][row].tolist()
+            assert chosen == sorted(candidates, key=lambda i: -z[row, i])[: len(chosen)]
 
 
-@pytest.mark.parametrize("basis", ["parity", "gaussian"])
-def test_bases_agree_with_their_own_vectors(basis):
-    config = ParityConfig(d=16, active=(4, 6), children=(8,), basis=basis)
-    bottleneck = example(config)
-    x = torch.randn(5, 16)
-    code = bottleneck.encode(x)
-    i = torch.arange(config.features - 16)
-    vectors = bottleneck.basis.decode(torch.ones(len(i), 1), i[:, None])
-    mean, scale = bottleneck.standards()
-    index, score = code.levels[1]
-    raw = torch.einsum("nd,nkd->nk", x, vectors[index - 16])
-    torch.testing.assert_close(score, (raw - mean[index]) * scale[index], atol=1e-4, rtol=1e-4)
+def test_directions_of_random_masks_are_a_linear_code():
+    vectors = ParityBottleneck(ParityConfig(d=16, active=(4, 6), children=(8,), basis="random")).basis.vectors
+    sign = vectors * 4
+    i, j = torch.arange(128)[:, None], torch.arange(128)
+    assert torch.equal(sign[i ^ j], sign[i] * sign[j])
+
+
+@pytest.mark.parametrize("part", [{"basis": b} for b in ("random", "gaussian", "learned")] + [None], ids=str)
+def test_every_layer_draws_its_own_vectors_from_the_seed_and_keeps_them_with_its_weights(part, tmp_path):
+    part = {"kind": "topk", "features": 40, "k": 5} if part is None else {**MODEL.mlp_input, **part}
+    config = replace(MODEL, mlp_input=part)
+
+    def drawn(seed):
+        model = Transformer(config, seed=seed, device="cpu")
+        return model, [block.mlp.input.basis.vectors for block in model.blocks]
+
+    (model, one), (_, again), (_, other) = drawn(3), drawn(3), drawn(4)
+    assert not torch.equal(one[0], one[1])
+    for a, b, c in zip(one, again, other, strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
+        torch.testing.assert_close(a.norm(dim=1), torch.ones(len(a)))
+    save_model(model, tmp_path / "m")
+    loaded = load_model(tmp_path / "m", device="cpu")
+    assert torch.equal(loaded.blocks[1].mlp.input.basis.vectors, one[1])
+    plain = Transformer(MODEL, seed=3, device="cpu").state_dict()
+    assert all(torch.equal(plain[n], p) for n, p in model.named_parameters() if n in plain)
 
 
 def test_unfolding_names_each_sign():
@@ -324,11 +388,40 @@ def test_zeroing_all_scores_leaves_the_mlp_nothing_to_read():
     assert recorder.values["0.mlp.decoded"].abs().max() == 0
 
 
-def test_a_feature_that_there_is_not_is_named():
-    model = Transformer(MODEL, seed=0, device="cpu").eval()
-    tap = Tap.at(lambda site, x: x + 1000, {"0.mlp.code.index"})
-    with pytest.raises(ValueError, match=r"feature \d+ is not in 0..143"):
-        model(torch.arange(5)[None], tap=tap)
+BOTH = pytest.mark.parametrize(
+    "part", [MODEL.mlp_input, {"kind": "topk", "features": 144, "k": 5}], ids=["parity", "topk"]
+)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x + 1000, r"mlp.code.index: feature \d+ is not in 0..143"),
+        (lambda x: x - 1000, r"mlp.code.index: feature -\d+ is not in 0..143"),
+        (lambda x: x.float(), "a tap must give torch.int64 at '0.mlp.code.index', got torch.float32"),
+        (lambda x: x.int(), "a tap must give torch.int64 at '0.mlp.code.index', got torch.int32"),
+        (lambda x: x[..., :3], "changed the shape of '0.mlp.code.index'"),
+    ],
+)
+def test_features_that_a_tap_cannot_give_are_named(part, change, message):
+    model = Transformer(replace(MODEL, mlp_input=part), seed=0, device="cpu").eval()
+    with pytest.raises(ValueError, match=message):
+        model(torch.arange(5)[None], tap=Tap.at(lambda site, x: change(x), {"0.mlp.code.index"}))
+
+
+@BOTH
+def test_sites_of_the_code_are_listed_in_the_order_in_which_they_are_reached(part):
+    model, seen = Transformer(replace(MODEL, mlp_input=part), seed=0, device="cpu").eval(), []
+
+    def note(site, x):
+        seen.append(site)
+        return x
+
+    mlp = [site for site in model.sites if ".mlp." in site and not site.endswith(".read")]
+    model(torch.arange(5)[None], tap=Tap.at(note, mlp))
+    assert seen == mlp
+    assert model.blocks[0].mlp.input.sites == ("mlp.code.index", "mlp.code")
 
 
 @pytest.mark.parametrize(
@@ -350,6 +443,11 @@ def test_a_feature_that_there_is_not_is_named():
         ({"d": 16, "active": (2, 2, 2), "children": (4, 4), "routing": "flat"}, "flat routing has one level"),
         ({"d": 16, "active": (2,), "children": (), "routing": "flatt"}, "did you mean 'flat'"),
         ({"d": 16, "active": (2,), "children": (), "decay": 1.0}, "decay must be between 0 and 1, got 1.0"),
+        ({"d": True}, "d must be a power of two in 8..65536, got True"),
+        ({"d": 16, "active": (True, 3), "children": (4,)}, r"active\[0\] must be in 1..16, .*, got True"),
+        ({"d": 16, "active": (2, True), "children": (4,)}, r"active\[1\] must be in 1..8, .*, got True"),
+        ({"d": 16, "active": (2, 2), "children": (True,)}, r"children must be powers of two .*True"),
+        ({"d": 16, "active": (2,), "children": (), "samples": True}, "samples must be .*, got True"),
         (
             {"d": 16, "active": (2,), "children": (), "samples": 0},
             "samples must be a positive integer, got 0",
@@ -359,6 +457,20 @@ def test_a_feature_that_there_is_not_is_named():
 def test_configs_that_cannot_be_are_named(fields, message):
     with pytest.raises(ValueError, match=message):
         ParityConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"features": 40, "k": True}, "k must be in 1..40, the number of features, got True"),
+        ({"features": 40, "k": 41}, "k must be in 1..40, the number of features, got 41"),
+        ({"features": True, "k": 1}, "features must be a positive integer, got True"),
+        ({"features": 0, "k": 1}, "features must be a positive integer, got 0"),
+    ],
+)
+def test_codebooks_that_cannot_be_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        TopKCodebook(16, **fields)
 
 
 def test_unknown_fields_of_the_part_are_named():

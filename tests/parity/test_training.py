@@ -101,7 +101,8 @@ def test_the_next_token_loss_and_the_reconstruction_loss_are_added():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile raises deprecation warnings of its own
 @pytest.mark.parametrize(
-    ("basis", "dtype"), [("parity", "float32"), ("parity", "float64"), ("random", "float32")]
+    ("basis", "dtype"),
+    [("parity", "float32"), ("parity", "float64"), ("random", "float32"), ("learned", "float32")],
 )
 def test_a_parity_model_compiles_to_one_graph_and_gives_the_same_gradients(basis, dtype):
     model = Transformer(

@@ -1,16 +1,20 @@
 """Recipes of parity models, what they take, and what is said of runs beside each other."""
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from pellucid import Transformer, uniform
+from pellucid import ModelConfig, Transformer, uniform
 from pellucid.recipes.features import coherence_figure, firings, signs_figure, telling, usage
 from pellucid.recipes.parity import VARIED
 from pellucid.recipes.plan import flops_per_token, plan
 from pellucid.recipes.registry import RECIPES, get_recipe
-from pellucid.recipes.twins import Curve, twins_figure, twins_table
+from pellucid.recipes.twins import Curve, read_curve, twins_figure, twins_table
+from pellucid.training.config import TrainConfig
+from pellucid.training.loop import train
 
 PARITY = [name for name in RECIPES if name.startswith("parity-")]
 
@@ -40,6 +44,25 @@ def test_what_varies_is_one_thing_at_a_time():
         assert replace(varied, name=base.name, model=base.model) == base
         different = {k for k, v in varied.model.mlp_input.items() if base.model.mlp_input[k] != v}
         assert different == set(fields)
+
+
+def test_a_run_too_short_to_log_its_speed_has_a_curve_all_the_same(tmp_path):
+    config = ModelConfig(vocab_size=11, d_model=8, n_ctx=8, layers=uniform(1, 2, 4, 8))
+    tokens = np.arange(600, dtype=np.uint16) % 11
+    settings = TrainConfig(
+        steps=2, batch_size=2, seq_len=8, lr=1e-2, validate_every=1, log_every=50, validation_tokens=64
+    )
+    train(Transformer(config, device="cpu"), settings, tokens, tmp_path / "run", validation={"own": tokens})
+    log = tmp_path / "run" / "log.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    log.write_text(
+        "".join(
+            json.dumps({k: v for k, v in line.items() if k != "tokens_per_second"}) + "\n" for line in lines
+        )
+    )
+    curve = read_curve(tmp_path / "run")
+    assert (curve.tokens[-1], curve.tokens_per_second) == (32, None)
+    assert list(twins_table([curve]).columns[-1].cells) == [""]
 
 
 def test_a_plan_counts_what_the_model_has_and_shares_it():
