@@ -2,16 +2,15 @@
 `pellucid.methods`."""
 
 import copy
-import hashlib
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, cast
 
+from pellucid.bench.cache import code_of, digest
 from pellucid.bench.metrics import Number
 from pellucid.bench.readings import (
     alignment,
@@ -25,19 +24,13 @@ from pellucid.bench.score import flat, measure
 from pellucid.bench.subject import Subject
 from pellucid.core.errors import unknown
 from pellucid.lab.acdc import acdc
-from pellucid.lab.attend import attend
 from pellucid.lab.attribute import atp, eap, eap_ig_activations, eap_ig_inputs, eap_query_key
 from pellucid.lab.baselines import activation_norm, degree, random, reachability
-from pellucid.lab.das import das
-from pellucid.lab.dictionary import learn_dictionary
 from pellucid.lab.edge_masks import edge_masks
 from pellucid.lab.fills import Ablation
-from pellucid.lab.lens import lens
 from pellucid.lab.node_masks import node_masks
 from pellucid.lab.patch import patch_edges, patch_nodes
-from pellucid.lab.probe import probe
 from pellucid.lab.scores import Scores, check_scores
-from pellucid.lab.shapley import shapley
 from pellucid.lab.trace import trace
 
 GROUP = "pellucid.methods"
@@ -58,22 +51,6 @@ class Outcome:
     """Which of these parts the method's own circuit has."""
 
 
-def fingerprint(functions: Sequence[Callable[..., Any]], options: Mapping[str, Any]) -> str:
-    """A hash of the files that functions are in, and of options: other results under the same name are stale."""
-    files = [source(function) for function in functions]
-    code = b"".join(Path(file).read_bytes() if file else b"" for file in files)
-    return hashlib.sha256(code + repr(sorted(options.items())).encode()).hexdigest()[:16]
-
-
-def source(function: Callable[..., Any]) -> str | None:
-    """The file that a function, a partial one, or the class of a callable object is in; None where there is none."""
-    function = inspect.unwrap(function.func if isinstance(function, partial) else function)
-    try:
-        return inspect.getsourcefile(function if inspect.isroutine(function) else type(function))
-    except TypeError:  # written in C
-        return None
-
-
 def first_line(function: Callable[..., Any]) -> str:
     """The first line of a function's docstring."""
     return (inspect.getdoc(function) or "").partition("\n")[0]
@@ -89,7 +66,8 @@ class Method:
 
     @cached_property
     def version(self) -> str:
-        return fingerprint((self.function,), self.options)
+        """A hash of its code and options, and of the code that scores it: other results under the same name are stale."""
+        return digest(code_of(self.function, measure), repr(sorted(self.options.items())))
 
     @property
     def meaning(self) -> str:
@@ -121,12 +99,11 @@ class Reading:
 
     name: str
     function: Callable[..., Mapping[str, Number]]
-    uses: Callable[..., Any]
-    """The lab's method that it calls."""
 
     @cached_property
     def version(self) -> str:
-        return fingerprint((self.function, self.uses), {})
+        """A hash of its code: other results under the same name are stale."""
+        return code_of(self.function)
 
     @property
     def meaning(self) -> str:
@@ -159,23 +136,23 @@ OWN = (
     Method("atp", atp),
     Method("trace", trace),
     Method("node-masks", node_masks),
-    Reading("logit-lens", logit_lens, lens),
-    Reading("probes", linear_probes, probe),
-    Reading("attention-patterns", attention_patterns, attend),
-    Reading("gradient-times-input", gradient_times_input, shapley),
-    Reading("das", alignment, das),
-    Reading("dictionary", dictionary, learn_dictionary),
+    Reading("logit-lens", logit_lens),
+    Reading("probes", linear_probes),
+    Reading("attention-patterns", attention_patterns),
+    Reading("gradient-times-input", gradient_times_input),
+    Reading("das", alignment),
+    Reading("dictionary", dictionary),
 )
 
 
 def find_methods() -> dict[str, AnyMethod]:
     """Our methods and those of installed packages. Raises `ValueError` for two of one name, and what is no function."""
     found: dict[str, AnyMethod] = {method.name: method for method in OWN}
+    places = dict.fromkeys(found, "one of Pellucid's own")
     for point in entry_points(group=GROUP):
         if point.name in found:
-            raise ValueError(
-                f"two methods are called {point.name!r}: {point.value} and one of Pellucid's own"
-            )
+            raise ValueError(f"two methods are called {point.name!r}: {point.value} and {places[point.name]}")
+        places[point.name] = point.value
         try:
             function: Any = point.load()
         except Exception as error:  # whatever a package raises when it is imported

@@ -1,6 +1,7 @@
 """The leaderboard: results as tables, in Markdown and as one HTML file."""
 
 import html
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,10 @@ def written(value: Number, interval: tuple[float, float] | None = None) -> str:
         return ""
     text = f"{value:.2f}"
     return text if interval is None else f"{text} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def chance(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def sheets(cells: Sequence[Cell]) -> list[Sheet]:
@@ -173,7 +178,7 @@ def leaderboard(
         rows.append(tuple(row))
     return Sheet(
         f"{tier}: {universe}s",
-        f"Means over {len({c.program for c in cells})} programs, with 95% bootstrap intervals over programs.",
+        f"Means over programs ({len({c.program for c in cells})}), with 95% bootstrap intervals over programs.",
         ("method", *COLUMNS.values(), "passes", "seconds", "stability"),
         tuple(rows),
     )
@@ -223,7 +228,7 @@ def paired_sheet(
         a, b = numbers.get((tier, better), {}), numbers.get((tier, worse), {})
         both = [a[p] - b[p] for p in a if p in b]
         if both:
-            rows.append((better, worse, f"{mean(both):.3f}", str(len(both)), f"{sign_flip_p(both):.3f}"))
+            rows.append((better, worse, f"{mean(both):.3f}", str(len(both)), chance(sign_flip_p(both))))
     return Sheet(
         f"{tier}: {universe}s, each against the next",
         f"Difference in {COLUMNS[MAIN]} and its p by sign flips over programs (two-sided).",
@@ -248,11 +253,17 @@ def markdown(parts: Sequence[Sheet]) -> str:
 
 
 STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem; color: #1a1a1a; }
-table { border-collapse: collapse; margin: 0 0 2rem; display: block; overflow-x: auto; }
-th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
-th { border-bottom: 2px solid #888; }
+:root { color-scheme: light dark; }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 1.5rem 1rem; color: #1a1a1a; background: #fff; }
+table { border-collapse: collapse; margin: 0 0 2rem; display: block; overflow-x: auto; font-size: 13px; }
+th, td { padding: 0.25rem 0.35rem; border-bottom: 1px solid #ddd; text-align: left; vertical-align: top; }
+th { border-bottom: 2px solid #888; vertical-align: bottom; }
+.number { text-align: right; }
+td.number, th:first-child, td:first-child { white-space: nowrap; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; }
+td:last-child { overflow-wrap: anywhere; }
+nav { columns: 16rem; margin: 0.5rem 0 2rem; }
+nav a { display: block; color: inherit; }
 @media (prefers-color-scheme: dark) {
   body, th:first-child, td:first-child { background: #16181c; color: #e6e6e6; }
   th, td { border-color: #444; }
@@ -262,17 +273,28 @@ th { border-bottom: 2px solid #888; }
 
 def page(parts: Sequence[Sheet], title: str = "Which methods tell the truth?") -> str:
     """All tables as one HTML file that needs nothing else."""
-    body = []
-    for sheet in parts:
-        body.append(f"<h2>{html.escape(sheet.title)}</h2><p>{html.escape(sheet.note)}</p><table>")
-        body.append("<tr>" + "".join(f"<th>{html.escape(x)}</th>" for x in sheet.head) + "</tr>")
-        body += ["<tr>" + "".join(f"<td>{html.escape(x)}</td>" for x in row) + "</tr>" for row in sheet.rows]
+    links = "".join(f"<a href='#t{i}'>{html.escape(sheet.title)}</a>" for i, sheet in enumerate(parts))
+    body = [f"<h1>{html.escape(title)}</h1><details><summary>Tables</summary><nav>{links}</nav></details>"]
+    for i, sheet in enumerate(parts):
+        body.append(f"<h2 id='t{i}'>{html.escape(sheet.title)}</h2><p>{html.escape(sheet.note)}</p><table>")
+        kinds = [" class='number'" if numeric(column) else "" for column in zip(*sheet.rows, strict=True)]
+        for tag, row in (("th", sheet.head), *(("td", row) for row in sheet.rows)):
+            cells = zip(kinds, row, strict=True)
+            body.append(
+                "<tr>" + "".join(f"<{tag}{kind}>{html.escape(x)}</{tag}>" for kind, x in cells) + "</tr>"
+            )
         body.append("</table>")
     return (
         "<!doctype html><html lang='en'><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width'>"
         "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style><h1>{html.escape(title)}</h1>{''.join(body)}</html>\n"
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style>{''.join(body)}</html>\n"
     )
+
+
+def numeric(column: Iterable[str]) -> bool:
+    """Whether a column holds numbers, with or without intervals, and nothing else."""
+    return all(re.fullmatch(r"(< )?-?[\d.]+( \[.*\])?|", text) for text in column)
 
 
 def write_leaderboard(cells: Sequence[Cell], out: str | Path) -> list[Sheet]:

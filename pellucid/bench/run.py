@@ -1,32 +1,29 @@
 """Run methods on models: one cell for each program, tier, method and data seed, kept on disk by what went into it."""
 
-import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pellucid.bench.cache import code_of, digest
 from pellucid.bench.labels import presence
 from pellucid.bench.methods import AnyMethod, pick_methods
 from pellucid.bench.metrics import Number
 from pellucid.bench.readings import DoesNotApply
 from pellucid.bench.subject import SUITE, TIERS, Subject, make_subject
-from pellucid.bench.truth import Truth
+from pellucid.bench.truth import Truth, find_truth
 from pellucid.compiled.library import PROGRAMS
 from pellucid.core.errors import unknown
 from pellucid.core.files import write_atomic
+from pellucid.core.processes import in_processes
 from pellucid.lab.fills import ABLATIONS, Ablation
 from pellucid.training.progress import StepProgress
-
-VERSION = 1
-"""Of the numbers: raised when the same method on the same model would be scored differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +51,12 @@ class BenchConfig:
         pick_methods(self.methods)
         for name in ("methods", "programs", "tiers", "seeds"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
-        if self.pairs < 1 or not self.seeds or not self.tiers:
-            raise ValueError(f"at least one pair, seed and tier, got {self}")
+            if name in ("tiers", "seeds") and not getattr(self, name):
+                raise ValueError(f"no {name}: at least one is needed")
+        if self.pairs < 1 or min(self.seeds) < 0:
+            raise ValueError(
+                f"pairs must be at least 1 and seeds at least 0, got {self.pairs} and {self.seeds}"
+            )
 
 
 class Cell(BaseModel):
@@ -87,15 +88,17 @@ class Cell(BaseModel):
 
 def bench(config: BenchConfig, out: str | Path, *, jobs: int = 1) -> list[Cell]:
     """Every cell; those that are in `out` already, of the same model, code and configuration, are not run again."""
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, got {jobs}")
     out = Path(out)
-    methods = pick_methods(config.methods)
+    names = tuple(m.name for m in pick_methods(config.methods))
     programs = config.programs or SUITE
-    todo = [(tier, program) for tier in config.tiers for program in programs]
+    todo = {
+        (tier, program): partial(run_subject, program, tier, config, names, out)
+        for tier in config.tiers
+        for program in programs
+    }
     cells: list[Cell] = []
     with StepProgress("bench", len(todo)) as progress:
-        for found in in_processes(todo, config, methods, out, jobs):
+        for _, found in in_processes(todo, jobs):
             cells += found
             progress.step(failed=float(sum(c.failed is not None for c in cells)))
     order = {pair: i for i, pair in enumerate(todo)}
@@ -103,43 +106,24 @@ def bench(config: BenchConfig, out: str | Path, *, jobs: int = 1) -> list[Cell]:
     return cells
 
 
-def in_processes(
-    todo: Sequence[tuple[str, str]], config: BenchConfig, methods: Sequence[AnyMethod], out: Path, jobs: int
-) -> Iterator[list[Cell]]:
-    """The cells of each model, in `jobs` processes of one thread each."""
-    names = tuple(m.name for m in methods)
-    if jobs == 1:
-        for tier, program in todo:
-            yield run_subject(program, tier, config, names, out)
-        return
-    with ProcessPoolExecutor(
-        jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        futures = [pool.submit(run_subject, program, tier, config, names, out) for tier, program in todo]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
 def run_subject(
     program: str, tier: str, config: BenchConfig, names: tuple[str, ...], out: Path
 ) -> list[Cell]:
     """All cells of one model. What a method raises is kept as the reason why a cell has no numbers."""
     methods, place = pick_methods(names), out / tier / program
+    versions = [method.version for method in methods]  # before the source can change under a long run
     try:
         subject = make_subject(program, tier)
-    except ValueError as error:
+        truth = None if read_key(place / "truth.json") == truth_key(subject) else describe(subject)
+    except Exception as error:  # whatever a model raises when it is built or measured, the others go on
         return [failure(program, tier, m.name, seed, "", error) for m in methods for seed in config.seeds]
-    truth_file = place / "truth.json"
-    if read_model(truth_file) != subject.key:
-        write_atomic(truth_file, json.dumps(describe(subject), indent=1) + "\n")
+    if truth is not None:
+        write_atomic(place / "truth.json", json.dumps(truth, indent=1) + "\n")
     cells = []
-    for method in methods:
+    for method, version in zip(methods, versions, strict=True):
         for seed in config.seeds:
-            key, file = cell_key(subject, method, config, seed), place / f"{method.name}-{seed}.json"
+            file = place / f"{method.name}-{seed}.json"
+            key = cell_key(subject, method.name, version, config, seed)
             cell = read_cell(file, key)
             if cell is None or cell.failed is not None:
                 cell = run_cell(subject, method, config, seed, key)
@@ -148,19 +132,9 @@ def run_subject(
     return cells
 
 
-def cell_key(subject: Subject, method: AnyMethod, config: BenchConfig, seed: int) -> str:
+def cell_key(subject: Subject, method: str, version: str, config: BenchConfig, seed: int) -> str:
     """What a cell's numbers depend on, hashed."""
-    what = [
-        VERSION,
-        subject.key,
-        subject.tier,
-        method.name,
-        method.version,
-        config.pairs,
-        config.ablation,
-        seed,
-    ]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+    return digest(subject.key, subject.tier, method, version, config.pairs, config.ablation, seed)
 
 
 def read_cell(file: Path, key: str) -> Cell | None:
@@ -172,10 +146,15 @@ def read_cell(file: Path, key: str) -> Cell | None:
     return cell if cell.key == key else None
 
 
-def read_model(file: Path) -> str | None:
-    """Of which model the truth in a file is; None if it is not there or not whole."""
+def truth_key(subject: Subject) -> str:
+    """What a model's truth depends on, hashed."""
+    return digest(subject.key, code_of(find_truth, presence))
+
+
+def read_key(file: Path) -> str | None:
+    """The key of the truth in a file; None if it is not there or not whole."""
     try:
-        return json.loads(file.read_text())["model"]
+        return json.loads(file.read_text())["key"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -235,6 +214,7 @@ def describe(subject: Subject) -> dict[str, Any]:
     return {
         "program": subject.program,
         "tier": subject.tier,
+        "key": truth_key(subject),
         "model": subject.key,
         "truth": truth.digest(),
         "certificate": subject.certificate,
@@ -278,5 +258,5 @@ def name_of(part: tuple[str, int | None]) -> tuple[str, str]:
 
 def save_results(cells: Sequence[Cell], config: BenchConfig, path: str | Path) -> None:
     """All cells in one file."""
-    data = {"version": VERSION, "config": asdict(config), "cells": [c.model_dump() for c in cells]}
+    data = {"config": asdict(config), "cells": [c.model_dump() for c in cells]}
     write_atomic(Path(path), json.dumps(data) + "\n")

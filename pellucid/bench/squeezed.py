@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from pellucid.bench.cache import kept_at
+from pellucid.bench.cache import code_of, kept_at
 from pellucid.compiled.batched import CompressConfig
 from pellucid.compiled.compress import compress
 from pellucid.compiled.interchange import as_model, interchange, truth_holds
@@ -23,7 +23,7 @@ def squeezed(compiled: CompiledModel) -> tuple[CompiledModel, dict[str, Any]]:
 
     Where no width is faithful, the most accurate model is taken, and its truth is void.
     """
-    place = kept_at(content_hash(compiled.transformer), SHARES, SEEDS, asdict(CONFIG))
+    place = kept_at(code_of(squeeze), content_hash(compiled.transformer), SHARES, SEEDS, asdict(CONFIG))
     if not (place / "certificate.json").exists():
         model, certificate = squeeze(compiled)
         with atomic_directory(place) as fresh:  # other processes may make the same

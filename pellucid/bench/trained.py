@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pellucid.bench.cache import kept_at
+from pellucid.bench.cache import code_of, kept_at
 from pellucid.compiled.model import CompiledModel
 from pellucid.compiled.rasp.interpreter import Interpreter
 from pellucid.compiled.verify import ideal_logits
@@ -90,8 +90,9 @@ def train_sparse(compiled: CompiledModel, *, steps: int = STEPS, seed: int = 0) 
 def trained(compiled: CompiledModel) -> tuple[Transformer, float]:
     """As `train_sparse`, kept beside prepared corpora under a hash of everything that it depends on."""
     place = kept_at(
-        content_hash(compiled.transformer), config_for(compiled).to_json(), STEPS, ROWS, LR, FRACTION, DRAWN
-    )
+        code_of(train_sparse), content_hash(compiled.transformer), config_for(compiled).to_json(),
+        STEPS, ROWS, LR, FRACTION, DRAWN,
+    )  # fmt: skip
     if not place.exists():
         model, right = train_sparse(compiled)
         save_model(model, place, metadata={"inputs_right": right})

@@ -52,6 +52,8 @@ def inputs(
     wanted = sorted(set(range(1, model.max_len + 1) if lengths is None else lengths))
     if any(not 1 <= n <= model.max_len for n in wanted) or not wanted:
         raise RaspError(f"lengths must be between 1 and {model.max_len}, got {wanted}")
+    if limit < 1:
+        raise RaspError(f"limit must be at least 1, got {limit}")
     vocab = model.vocab.values
     if sum(len(vocab) ** n for n in wanted) <= limit:
         return (list(s) for n in wanted for s in itertools.product(vocab, repeat=n)), True

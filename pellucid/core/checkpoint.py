@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pellucid.core.config import ModelConfig, from_fields
 from pellucid.core.errors import unknown
-from pellucid.core.files import atomic_directory, settled
+from pellucid.core.files import atomic_directory, leave_others_alone, settled
 from pellucid.core.transformer import Transformer, pick_device
 
 FORMAT = 1
@@ -38,7 +38,9 @@ def save_model(
 
     Matrices with under 10% nonzeros are stored as indices and values. `extra` holds further files by relative path;
     `tensors` are the model's where it holds only a share of them.
+    Raises `ValueError` where something else than a checkpoint would be replaced.
     """
+    leave_others_alone(path, "config.json", "a checkpoint")
     tensors = {name: t.detach().cpu().contiguous() for name, t in (tensors or model.state_dict()).items()}
     files = {"model.safetensors": pack(tensors), **(extra or {})}
     if tokenizer is not None:

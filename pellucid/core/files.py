@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, then moved into it."""
+"""Files that are whole or not there: written beside their place, then moved into it; and where caches are."""
 
 import contextlib
 import os
@@ -6,6 +6,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def cache_root() -> Path:
+    """Where what can be made again is kept: `$PELLUCID_CACHE`, `$XDG_CACHE_HOME/pellucid` or `~/.cache/pellucid`."""
+    if chosen := os.environ.get("PELLUCID_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pellucid"
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
@@ -23,6 +30,13 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def leave_others_alone(path: str | os.PathLike[str], sign: str, what: str) -> None:
+    """Raises `ValueError` where `path` is neither free nor `what`, which has a file named `sign`."""
+    path = Path(path)
+    if path.exists() and not (path / sign).exists() and (path.is_file() or any(path.iterdir())):
+        raise ValueError(f"{path} exists and is not {what}: it is left alone")
 
 
 @contextlib.contextmanager

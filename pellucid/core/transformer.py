@@ -284,8 +284,8 @@ class Transformer(nn.Module):
             elif isinstance(module, nn.Embedding):
                 module.weight.copy_(torch.randn(module.weight.shape, generator=generator) * 0.1)
         for module in self.modules():
-            if hasattr(module, "draw"):
-                module.draw(generator)
+            if callable(draw := getattr(module, "draw", None)):
+                draw(generator)
 
     @property
     def sites(self) -> dict[str, Site]:

@@ -2,7 +2,7 @@
 
 from pellucid.data.batches import TokenBatches
 from pellucid.data.corpora import documents
-from pellucid.data.prepare import cache_root, prepare
+from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard, build_shard
 from pellucid.data.tokenizer import END_OF_TEXT, train_tokenizer
 
@@ -11,7 +11,6 @@ __all__ = [
     "Shard",
     "TokenBatches",
     "build_shard",
-    "cache_root",
     "documents",
     "prepare",
     "train_tokenizer",

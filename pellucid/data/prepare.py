@@ -12,18 +12,12 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from pellucid.core.files import cache_root
 from pellucid.data import tiny_python
 from pellucid.data.corpora import corpus_files, documents
 from pellucid.data.shards import Progress, Shard, encoded, write_shard
 
 Mixture = Sequence[tuple[str, float]]
-
-
-def cache_root() -> Path:
-    """Where prepared shards are kept: `$PELLUCID_CACHE`, `$XDG_CACHE_HOME/pellucid` or `~/.cache/pellucid`."""
-    if chosen := os.environ.get("PELLUCID_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pellucid"
 
 
 def prepare(

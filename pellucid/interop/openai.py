@@ -20,7 +20,7 @@ from pellucid.core.checkpoint import content_hash
 from pellucid.core.circuit import Circuit, channel_circuit, kept_masks
 from pellucid.core.config import ActivationSparsity, LayerConfig, ModelConfig, uniform
 from pellucid.core.errors import unknown
-from pellucid.core.files import atomic_directory, write_atomic
+from pellucid.core.files import atomic_directory, leave_others_alone, write_atomic
 from pellucid.core.sites import model_sites, node_sites
 from pellucid.core.transformer import Norm, Transformer, pick_device
 from pellucid.interop.gpt2_names import fill, gpt2_name
@@ -287,8 +287,7 @@ def export_checkpoint(model: Transformer, path: str | Path, *, tokenizer: Tokeni
     what the format cannot express, or says that `path` holds something else.
     """
     path, config = Path(path), ReleasedConfig.of_model(model.config)
-    if path.exists() and not (path / "beeg_config.json").exists() and (path.is_file() or any(path.iterdir())):
-        raise ValueError(f"{path} exists and is not a released checkpoint: it is left alone")
+    leave_others_alone(path, "beeg_config.json", "a released checkpoint")
     tensors = {gpt2_name(name): t.detach().cpu().clone() for name, t in model.state_dict().items()}
     for name, module in model.named_modules():
         if isinstance(module, Norm) and module.gain is None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pellucid.bench.methods import find_methods
@@ -50,8 +50,15 @@ def show(sheets: Sequence[Sheet], console: Console) -> None:
         whole = sheet.head[0].endswith("tier") or "also" in sheet.head
         chosen = [i for i, name in enumerate(sheet.head) if whole or name in SHOWN]
         if whole or "passes" in sheet.head:
-            heads = [escape(sheet.head[i]) for i in chosen]
-            table = Table(*heads, title=escape(sheet.title), title_justify="left", caption=escape(sheet.note))
+            first, *heads = [escape(sheet.head[i]) for i in chosen]
+            longest = max(len(row[0]) for row in sheet.rows)
+            table = Table(
+                Column(first, min_width=longest),
+                *heads,
+                title=escape(sheet.title),
+                title_justify="left",
+                caption=escape(sheet.note),
+            )
             for row in sheet.rows:
                 table.add_row(*(Text(row[i]) for i in chosen))
             console.print(table)

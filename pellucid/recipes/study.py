@@ -5,16 +5,13 @@ One file for each model, task and seed, so that a stopped study goes on, and sev
 
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 from torch import Tensor
@@ -22,6 +19,7 @@ from torch import Tensor
 from pellucid.core.checkpoint import boxed
 from pellucid.core.circuit import Circuit, count_edges
 from pellucid.core.files import write_atomic
+from pellucid.core.processes import in_processes
 from pellucid.lab.config import Method, PruneConfig
 from pellucid.lab.controls import Point, controls, curve
 from pellucid.lab.discretize import discretize
@@ -138,14 +136,15 @@ def study(
             for run in map(Path, runs):
                 file = out / run_name(run) / f"{task}-{seed}.json"
                 if not file.exists():
-                    todo[file] = {
-                        "path": run, "task": task, "seed": seed, "config": config, "targets": targets,
-                        "baselines": baselines, "with_controls": task in asked,
-                    }  # fmt: skip
+                    todo[file] = partial(
+                        study_task, run, task, seed, config,
+                        targets=targets, baselines=baselines, with_controls=task in asked,
+                    )  # fmt: skip
                 elif TaskStudy.model_validate_json(file.read_text()).search != config.key():
                     raise ValueError(f"{file} is of another search: choose another directory")
     with StepProgress("study", max(1, len(todo))) as bar:
-        for file, result in in_processes(todo, jobs):
+        threads = max(1, (os.cpu_count() or 1) // max(1, jobs))
+        for file, result in in_processes(todo, jobs, threads=threads):
             write_atomic(file, result.model_dump_json() + "\n")
             bar.step()
             console.print(
@@ -153,26 +152,6 @@ def study(
                 highlight=False,
             )
     return load_study(out)
-
-
-def in_processes(todo: Mapping[Path, dict[str, Any]], jobs: int) -> Iterator[tuple[Path, TaskStudy]]:
-    """(file, result) of each, as they are done."""
-    if jobs == 1:
-        for file, arguments in todo.items():
-            yield file, study_task(**arguments)
-        return
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(
-        jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
-    )
-    with pool:
-        futures = {pool.submit(study_task, **arguments): file for file, arguments in todo.items()}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
 
 
 def load_study(out: str | Path) -> list[TaskStudy]:

@@ -7,7 +7,6 @@ killed one goes on where it stood, and several processes or machines may work on
 import json
 import math
 import os
-import signal
 import time
 import traceback
 import warnings
@@ -24,6 +23,7 @@ import torch
 
 from pellucid.core.checkpoint import content_hash, load_model, load_tokenizer
 from pellucid.core.circuit import Circuit
+from pellucid.core.processes import begin_worker
 from pellucid.lab.config import TABLE_2, PruneConfig
 from pellucid.lab.prune import prune
 from pellucid.recipes.workbench import Workbench
@@ -330,8 +330,7 @@ class Worker:
 
 def serve(pipe: Connection, sweep: Sweep, threads: int) -> None:
     """A worker's life: (settings, file) in, the circuit's metrics or an error out, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that the user started
-    torch.set_num_threads(threads)
+    begin_worker(threads)
     try:
         model = load_model(sweep.run_path, device=sweep.device)
         means = {site: torch.from_numpy(mean).to(model.wte.weight) for site, mean in sweep.means.items()}

@@ -1,16 +1,20 @@
 """Running the benchmark: failures stay in the table, results are kept, and everything repeats."""
 
+import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from functools import partial
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 
+from pellucid.bench import cache, run, squeezed
 from pellucid.bench import methods as registry
-from pellucid.bench import squeezed
 from pellucid.bench.methods import Method, find_methods, pick_methods
 from pellucid.bench.report import markdown, page, sheets, write_leaderboard
 from pellucid.bench.run import BenchConfig, Cell, bench, read_cell, save_results
@@ -105,6 +109,35 @@ def test_a_method_that_exits_stops_nothing(tmp_path, add):
     first, after = bench(one(methods=("exits", "random")), tmp_path)
     assert first.failed == "SystemExit: 3"
     assert after.failed is None
+
+
+@pytest.mark.parametrize("where", ["make_subject", "describe"])
+def test_a_model_that_fails_is_reported_with_its_reason_and_the_rest_goes_on(tmp_path, monkeypatch, where):
+    whole = getattr(run, where)
+
+    def fails(*args):
+        if "hist" in (args[0], getattr(args[0], "program", None)):
+            raise MemoryError("too large")
+        return whole(*args)
+
+    monkeypatch.setattr(run, where, fails)
+    config = BenchConfig(methods=("random", "degree"), programs=("hist", "copy"), tiers=("raw",), pairs=4)
+    found = bench(config, tmp_path)
+    assert [c.failed for c in found] == ["MemoryError: too large"] * 2 + [None] * 2
+    (failed,) = (s for s in sheets(found) if s.title == "What failed")
+    assert [row[1:] for row in failed.rows] == [
+        ("hist", name, "0", "MemoryError: too large") for name in ("random", "degree")
+    ]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_wish_to_stop_is_none_of_a_model_s_failures(tmp_path, monkeypatch, error):
+    def stops(*args):
+        raise error
+
+    monkeypatch.setattr(run, "make_subject", stops)
+    with pytest.raises(error):
+        bench(one(methods=("random",)), tmp_path)
 
 
 def test_what_fails_is_tried_again(tmp_path, add):
@@ -242,6 +275,94 @@ def test_results_are_kept_and_a_changed_method_is_run_again(tmp_path, add):
     assert calls == [0, 1, 1, 0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_whose_parent_is_stopped_ends_with_its_workers_and_goes_on_later(tmp_path, stop):
+    command = [sys.executable, "-m", "pellucid", "bench", "--out", str(tmp_path), "--methods", "random", "das",
+               "--programs", "sort_freq", "induction", "--tiers", "raw", "--jobs", "2", "--seeds", "3"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
+        while not (kept := list(tmp_path.glob("raw/*/random-2.json"))):
+            assert parent.poll() is None
+            time.sleep(0.1)
+        parent.send_signal(stop)
+        parent.communicate(timeout=10)  # until the last worker, which has its end of the pipe, is gone
+    assert parent.returncode != 0
+    assert not (tmp_path / "results.json").exists()
+    before = kept[0].stat().st_mtime_ns
+    subprocess.run(command, check=True, capture_output=True)
+    assert kept[0].stat().st_mtime_ns == before
+    cells = json.loads((tmp_path / "results.json").read_text())["cells"]
+    assert len(cells) == 2 * 2 * 3
+    assert not [c["failed"] for c in cells if c["failed"]]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A user's package: `method` imports `near`, which imports `far`; `apart` is imported by none."""
+    files = {
+        "method": "from . import near\ndef flow(): return near.f()\n",
+        "near": "def f():\n    from theirs.far import g\n    return g()\n",
+        "far": "from pellucid.lab.patch import patch_edges\ndef g(): return 1\n",
+        "apart": "def h(): return 1\n",
+        "__init__": "",
+    }
+    home = tmp_path / "theirs"
+    home.mkdir()
+    for name, text in files.items():
+        (home / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield home
+    for name in [name for name in sys.modules if name.partition(".")[0] == "theirs"]:
+        del sys.modules[name]
+
+
+def version_of(function):
+    """As another process would see it."""
+    cache.parsed.cache_clear()
+    return cache.code_of(function)
+
+
+def test_a_version_follows_all_that_a_method_imports_and_nothing_else(package):
+    flow = importlib.import_module("theirs.method").flow
+    first = version_of(flow)
+    for name, changes in {"method": True, "near": True, "far": True, "apart": False}.items():
+        file = package / f"{name}.py"
+        text = file.read_text()
+        file.write_text(f"# said otherwise\n\n{text}")
+        assert version_of(flow) == first
+        file.write_text(f"{text}\nmore = 1\n")
+        assert (version_of(flow) != first) == changes
+        file.write_text(text)
+    assert version_of(flow) == first
+
+
+@pytest.mark.parametrize(
+    ("module", "changes"),
+    [
+        ("pellucid.lab.patch", True),
+        ("pellucid.lab.fills", True),
+        ("pellucid.bench.score", True),
+        ("pellucid.bench.truth", True),
+        ("pellucid.core.transformer", True),
+        ("pellucid.lab.acdc", False),
+        ("pellucid.bench.report", False),
+        ("pellucid.data.idioms", False),
+    ],
+)
+def test_a_version_follows_the_lab_the_model_and_the_scores(monkeypatch, module, changes):
+    """As if one of our files were edited."""
+    method, whole = Method("x", patch_edges), cache.parsed
+    first, edited = method.version, cache.source(module)
+    assert edited is not None
+
+    def parsed(file, package):
+        code, imported = whole(file, package)
+        return f"{code} edited" if file == edited else code, imported
+
+    monkeypatch.setattr(cache, "parsed", parsed)
+    assert (Method("x", patch_edges).version != first) == changes
+
+
 def test_a_method_s_version_follows_its_options_and_file():
     one, other = Method("x", patch_edges), Method("x", patch_edges, {"steps": 3})
     assert one.version != other.version
@@ -252,7 +373,17 @@ def test_a_method_s_version_follows_its_options_and_file():
 
 def test_two_methods_of_one_name_are_refused(add):
     add(patch_edges=raises)
-    with pytest.raises(ValueError, match="two methods are called 'patch-edges'"):
+    with pytest.raises(
+        ValueError, match=r"two methods are called 'patch-edges': .* and one of Pellucid's own"
+    ):
+        find_methods()
+
+
+def test_two_packages_with_methods_of_one_name_are_both_named(monkeypatch):
+    points = [EntryPoint("flow", f"{package}.flow:flow", registry.GROUP) for package in ("one", "other")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: raises)
+    with pytest.raises(ValueError, match=r"'flow': other\.flow:flow and one\.flow:flow"):
         find_methods()
 
 
@@ -263,8 +394,14 @@ def test_unknown_names_are_refused_before_anything_runs():
         BenchConfig(programs=("hits",))
     with pytest.raises(ValueError, match="unknown tier"):
         BenchConfig(tiers=("turned",))
-    with pytest.raises(ValueError, match="at least one pair"):
+    with pytest.raises(ValueError, match=r"pairs must be at least 1 and seeds at least 0, got 0 and \(0,\)"):
         BenchConfig(pairs=0)
+    with pytest.raises(ValueError, match=r"got 64 and \(-1,\)"):
+        BenchConfig(seeds=(-1,))
+    with pytest.raises(ValueError, match="no seeds: at least one is needed"):
+        BenchConfig(seeds=())
+    with pytest.raises(ValueError, match="no tiers: at least one is needed"):
+        BenchConfig(tiers=())
     with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
         bench(BenchConfig(), "nowhere", jobs=0)
     assert {m.name for m in pick_methods(())} == set(find_methods())

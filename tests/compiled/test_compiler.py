@@ -14,7 +14,9 @@ from safetensors.numpy import load_file
 from pellucid.compiled import CausalWarning, CompiledModel, CompileError, compare, compile_program, verify
 from pellucid.compiled.compiler.schedule import asap
 from pellucid.compiled.compiler.truth import edges_from_weights
+from pellucid.compiled.library import PROGRAMS
 from pellucid.compiled.rasp import (
+    Undefined,
     aggregate,
     categorical,
     eq,
@@ -28,6 +30,7 @@ from pellucid.compiled.rasp import (
     tokens,
     true,
 )
+from pellucid.compiled.rasp.interpreter import Interpreter
 from pellucid.core.checkpoint import unpack
 
 same, before, smaller = select(tokens, tokens, eq), select(indices, indices, lt), select(tokens, tokens, lt)
@@ -206,6 +209,24 @@ def test_a_causal_model_equals_the_causal_interpreter_and_a_warning_names_what_i
         )
     assert model("abab") == [1, 2, 3, 4]
     assert verify(model).failures == 0
+
+
+@pytest.mark.parametrize("name", [name for name, case in PROGRAMS.items() if not case.causal])
+def test_no_program_that_looks_ahead_is_compiled_causally_in_silence(name):
+    case, n = PROGRAMS[name], min(4, PROGRAMS[name].max_len)
+
+    def outputs(causal):
+        interpreter = Interpreter(case.program, causal=causal)
+        for row in itertools.product(case.vocab[:3], repeat=n):
+            try:
+                yield interpreter([row])
+            except Undefined:
+                yield None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CausalWarning)
+        compile_program(case.program, case.vocab, n, causal=True)
+    assert caught or list(outputs(False)) == list(outputs(True))
 
 
 def test_a_program_that_looks_back_only_is_not_warned_about():
@@ -465,6 +486,8 @@ def test_sequences_that_a_model_cannot_take_are_refused():
         with pytest.raises(ValueError, match=message):
             model(sequence)
     assert model.batch(["ab", "", "bab"]) == [["a", "b"], [], ["b", "a", "b"]]
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
+        verify(model, limit=0)
     with pytest.raises(ValueError, match="lengths"):
         verify(model, lengths=[4])
 

@@ -155,6 +155,17 @@ def test_a_pickle_is_never_read(tmp_path):
         load_model(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("there", ["file", "directory"])
+def test_what_is_no_checkpoint_is_never_replaced_by_one(tmp_path, there):
+    place = tmp_path / "place"
+    notes = place if there == "file" else place / "notes.txt"
+    notes.parent.mkdir(exist_ok=True)
+    notes.write_text("mine")
+    with pytest.raises(ValueError, match="place exists and is not a checkpoint: it is left alone"):
+        save_model(Transformer(MODEL, device="cpu"), place)
+    assert notes.read_text() == "mine"
+
+
 def test_killed_while_saving_the_old_checkpoint_survives(tmp_path):
     """A process is killed at each file-system step of a save; what can be loaded is the old model or the new one."""
     old, new = Transformer(MODEL, seed=0, device="cpu"), Transformer(MODEL, seed=1, device="cpu")

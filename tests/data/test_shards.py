@@ -6,7 +6,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from pellucid.data import Shard, build_shard, cache_root, documents, prepare, train_tokenizer
+from pellucid.core.files import cache_root
+from pellucid.data import Shard, build_shard, documents, prepare, train_tokenizer
 from pellucid.data.tiny_python import document
 
 TEXTS = [document(index) for index in range(40)]
