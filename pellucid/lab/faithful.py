@@ -14,6 +14,7 @@ from torch import Tensor
 from pellucid.core.sites import node_sites
 from pellucid.core.taps import Mask, Recorder, chain
 from pellucid.core.transformer import Transformer
+from pellucid.data.batches import TokenBatches
 from pellucid.lab.ablate import Kept, keep_only, last_logits, last_logits_by_length, partial_logits
 from pellucid.lab.discretize import Calibration
 from pellucid.tasks.task import Batch, Task
@@ -68,6 +69,27 @@ def kl(full: Tensor, other: Tensor) -> float:
     """The mean Kullback-Leibler divergence from the distribution of logits `full` to that of `other`, in nats."""
     p, q = full.log_softmax(-1), other.log_softmax(-1)
     return F.kl_div(q, p, log_target=True, reduction="none").sum(-1).mean().item()
+
+
+@torch.no_grad()
+def text_kl(
+    model: Transformer,
+    kept: Kept,
+    means: Mapping[str, Tensor],
+    tokens,
+    *,
+    sequences: int = 64,
+    seq_len: int = 128,
+) -> float:
+    """`kl` of a circuit on `sequences` windows of a corpus: what else the model does that the circuit does not, in nats
+    a token."""
+    seq_len, rows = min(seq_len, model.config.n_ctx, len(tokens) - 1), min(8, sequences)
+    batches, tap = TokenBatches(tokens, rows, seq_len, seed=0), keep_only(kept, means)
+    found = []
+    for i in range(sequences // rows):
+        windows = batches.at(i)[:, :-1].to(model.device)
+        found.append(kl(model(windows), model(windows, tap=tap)))
+    return sum(found) / len(found)
 
 
 @torch.no_grad()

@@ -48,22 +48,29 @@ def draw(path: str | Path, plot: Callable[[Any], None], size: tuple[float, float
 
 
 def size_figure(results: Sequence[TaskStudy], path: str | Path) -> Path:
-    """Task loss against edges (Figures 2 and 31): the mean over tasks of the least loss of circuits no larger."""
+    """Task loss against edges (Figures 2 and 31): the mean over tasks of the least loss of circuits no larger.
+
+    All lines are of the same tasks: those that were searched in every run, by every method that is drawn.
+    """
     edges = np.geomspace(5, 100_000, 50)
-    lines: dict[tuple[str, str], list[list[float]]] = {}
+    lines: dict[tuple[str, str], dict[str, list[list[float]]]] = {}
     for r in results:
         for method, points in r.curves.items():
             if r.circuits:
-                lines.setdefault((r.run, method), []).append([loss_at(points, int(e)) for e in edges])
+                tasks = lines.setdefault((r.run, method), {})
+                tasks.setdefault(r.task, []).append([loss_at(points, int(e)) for e in edges])
+    shared = set[str].intersection(*map(set, lines.values())) if lines else set()
 
     def plot(axis: Any) -> None:
-        for (run, method), losses in sorted(lines.items()):
-            axis.plot(edges, np.mean(losses, axis=0), label=f"{run}, {method} ({len(losses)} tasks)")
+        if shared:
+            for (run, method), tasks in sorted(lines.items()):
+                losses = [np.mean(tasks[task], axis=0) for task in sorted(shared)]
+                axis.plot(edges, np.mean(losses, axis=0), label=f"{run}, {method} ({len(shared)} tasks)")
+            axis.legend(frameon=False, fontsize=8)
         axis.axhline(0.15, color="grey", linewidth=0.8, linestyle=":")
         axis.axhline(CHANCE, color="grey", linewidth=0.8, linestyle="--")
         axis.set(xscale="log", xlabel="edges", ylabel="task loss (nats)", ylim=(0, None))
         axis.xaxis.set_major_formatter("{x:,.0f}")
-        axis.legend(frameon=False, fontsize=8)
 
     return draw(path, plot)
 

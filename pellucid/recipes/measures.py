@@ -1,7 +1,8 @@
-"""What the study measures beside circuits: how far they can be binarised (Figure 34), and kurtosis (Figure 10).
+"""What the study measures beside circuits: how far they can be binarised (Figure 34), kurtosis (Figure 10), and
+whether two models find the same tokens hard (Figure 33).
 
-As a program: `python -m pellucid.recipes.measures binarize RUN --study runs/study` and
-`python -m pellucid.recipes.measures kurtosis RUN ...`.
+As a program: `python -m pellucid.recipes.measures binarize RUN --study runs/study`,
+`python -m pellucid.recipes.measures kurtosis RUN ...` and `python -m pellucid.recipes.measures losses RUN RUN ...`.
 """
 
 import json
@@ -30,6 +31,7 @@ from pellucid.lab.binarize import (
     measured,
     steps_of,
 )
+from pellucid.lab.compare import loss_correlation
 from pellucid.lab.config import PruneConfig
 from pellucid.lab.examples import fitted, stream
 from pellucid.lab.prune import frozen
@@ -257,9 +259,34 @@ class MeasureKurtosis:
         print(kurtosis_figure(kurtosis_of(self.runs, self.out), self.out.with_suffix(".svg")))
 
 
+@dataclass
+class CorrelateLosses:
+    """Correlate the token losses of runs with those of the first, on its held-out text."""
+
+    runs: tyro.conf.Positional[list[str]]
+    """Directories of runs, or models in the box, of one tokenizer."""
+
+    tokens: int = 65_536
+    """How many are compared."""
+
+    def __call__(self) -> None:
+        if len(self.runs) < 2:
+            raise ValueError("a correlation needs two runs at least")
+        first = Workbench.open(self.runs[0])
+        table = Table("run", f"correlation with {run_name(Path(self.runs[0]))}")
+        for run in self.runs[1:]:
+            other = Workbench.open(run)
+            if other.tokenizer.get_vocab() != first.tokenizer.get_vocab():
+                raise ValueError(f"{run} has another tokenizer than {self.runs[0]}")
+            found = loss_correlation(first.model, other.model, first.text.tokens, n_tokens=self.tokens)
+            table.add_row(run_name(Path(run)), f"{found:.3f}")
+        results.print(table)
+
+
 if __name__ == "__main__":
+    commands = {"binarize": Binarize, "kurtosis": MeasureKurtosis, "losses": CorrelateLosses}
     try:
-        tyro.extras.subcommand_cli_from_dict({"binarize": Binarize, "kurtosis": MeasureKurtosis})()
+        tyro.extras.subcommand_cli_from_dict(commands)()
     except ValueError as error:
         console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         raise SystemExit(2) from None

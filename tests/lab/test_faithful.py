@@ -7,7 +7,7 @@ import torch
 from pellucid.core.sites import node_sites
 from pellucid.lab.ablate import last_logits, task_loss
 from pellucid.lab.discretize import Calibration
-from pellucid.lab.faithful import correlate, faithfulness, kl, resampled_logits
+from pellucid.lab.faithful import correlate, faithfulness, kl, resampled_logits, text_kl
 from pellucid.lab.means import node_means
 from pellucid.lab.prune import everything
 from tests.lab.toy import ToyTask, known_circuit, toy_model
@@ -77,3 +77,12 @@ def test_divergence_and_correlation_equal_hand_computations():
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
     y = torch.stack([2 * x[:, 0] + 1, -x[:, 1], torch.ones(50)], dim=1)
     assert correlate(x, y).tolist() == pytest.approx([1, -1])  # what is constant is left out
+
+
+def test_a_circuit_costs_nothing_on_text_where_it_is_the_model_and_much_where_it_is_nothing(model, means):
+    assert text_kl(model, everything(model), means, TEXT, sequences=16, seq_len=15) == pytest.approx(
+        0, abs=1e-6
+    )
+    nothing = {site: torch.zeros_like(mask) for site, mask in everything(model).items()}
+    alone = text_kl(model, nothing, means, TEXT, sequences=16, seq_len=15)
+    assert 0 < text_kl(model, known_circuit(model), means, TEXT, sequences=16, seq_len=15) <= alone
