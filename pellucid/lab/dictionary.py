@@ -3,6 +3,7 @@
 A TopK autoencoder (Gao et al., 2024): code = the k largest of relu(encoder (x - centre)), x = centre + code @ decoder.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -21,9 +22,29 @@ SALT = 20_000
 """Added to the seed: directions must not start as the known ones that the same seed drew."""
 
 
+class SparseCoder(ABC):
+    """n features over a d-dimensional stream, few of them active at a time."""
+
+    decoder: Tensor
+    """(n, d): what each feature writes."""
+
+    @abstractmethod
+    def encode(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., n)."""
+
+    @abstractmethod
+    def decode(self, code: Tensor) -> Tensor:
+        """(..., n) -> (..., d)."""
+
+    def explained(self, x: Tensor) -> float:
+        """The share of the variance about the mean of rows (r, d) that is reconstructed; predicting the mean scores 0."""
+        error = (self.decode(self.encode(x)) - x).square().sum()
+        return float(1 - error / (x - x.mean(0)).square().sum())
+
+
 @dataclass(frozen=True, eq=False)
-class Dictionary:
-    """n features over a d-dimensional stream, each a unit direction to write and one to read by."""
+class Dictionary(SparseCoder):
+    """Each feature is a unit direction to write and one to read by."""
 
     encoder: Tensor
     """(n, d)."""
@@ -41,11 +62,6 @@ class Dictionary:
     def decode(self, code: Tensor) -> Tensor:
         """(..., n) -> (..., d)."""
         return self.centre + code @ self.decoder
-
-    def explained(self, x: Tensor) -> float:
-        """The share of the variance about the mean of rows (r, d) that is reconstructed; predicting the mean scores 0."""
-        error = (self.decode(self.encode(x)) - x).square().sum()
-        return float(1 - error / (x - x.mean(0)).square().sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,9 +84,13 @@ def learn_dictionary(
     model: Transformer, task: Task, *, site: str = "final", pairs: int = 512, seed: int = 0, **options
 ) -> Dictionary:
     """A dictionary of the stream at `site`, at all real tokens of the task's inputs. `options` as in `fit`."""
+    return fit(stream(model, task, site, pairs, seed), seed=seed, **options)
+
+
+def stream(model: Transformer, task: Task, site: str, pairs: int, seed: int) -> Tensor:
+    """Rows (r, d): what passes `site` at all real tokens of the task's inputs."""
     batch = task.pairs(pairs, seed=seed).to(model.device)
-    stream = record(model, batch.tokens, [site], mask=real(model, batch.mask))[site]
-    return fit(stream[batch.mask], seed=seed, **options)
+    return record(model, batch.tokens, [site], mask=real(model, batch.mask))[site][batch.mask]
 
 
 def fit(
@@ -148,7 +168,7 @@ def revive(encoder: Tensor, decoder: Tensor, dead: Tensor, missed: Tensor, draw:
     encoder[dead], decoder[dead] = towards, towards
 
 
-def recovery(dictionary: Dictionary, directions: Tensor, *, threshold: float = 0.9) -> Recovery:
+def recovery(dictionary: SparseCoder, directions: Tensor, *, threshold: float = 0.9) -> Recovery:
     """Match known directions (m, d) to features one to one, by the largest total cosine similarity of what is written.
 
     Directions of length zero have cosine 0. Raises `ValueError` for directions of another width.
