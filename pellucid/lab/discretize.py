@@ -33,7 +33,7 @@ class Calibration:
 class Discretized:
     """The kept nodes, the loss that they were chosen by, whether that meets the target, and the calibration.
 
-    `uncalibrated` is the loss of the circuit's own logits.
+    `uncalibrated` is the loss of the circuit's own logits; `shift` is how far the loss moves under partial ablation.
     """
 
     kept: dict[str, Tensor]
@@ -41,6 +41,7 @@ class Discretized:
     uncalibrated: float
     reached: bool
     calibration: Calibration
+    shift: float = 0.0
 
 
 MOST_SCALE = 4.0
@@ -123,7 +124,7 @@ class Probe:
             partial = self.loss(calibration(partly_scored), self.scored)
             loss, shift = max(own, partial), abs(own - partial)
         reached = loss <= self.target and shift <= self.shift
-        return Discretized(dict(kept), loss, self.loss(scored, self.scored), reached, calibration)
+        return Discretized(dict(kept), loss, self.loss(scored, self.scored), reached, calibration, shift)
 
     def loss(self, logits: Tensor, batch: Batch) -> float:
         """The task's mean loss of logits (b, 1, v)."""

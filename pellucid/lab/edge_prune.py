@@ -47,8 +47,9 @@ def prune_edges(
     """The circuit with the fewest edges found, over all tries; its `metrics` are of `edge_model`, on held-out data.
 
     Nodes with no edge left are dropped, and neurons and value channels that have none on one side: what they held is
-    frozen at its mean, and the loss measured so. `metrics["node_circuit_edges"]` is the number of edges before. A
-    circuit that misses the target comes back as it is, with the verdict "unreachable". Raises `ValueError` for a
+    frozen at its mean, and the loss measured so. `metrics["node_circuit_edges"]` is the number of edges before. Under
+    partial ablation the loss may shift as far as the given circuit's does. A circuit that misses the target comes back
+    as it is, with the verdict "unreachable". Raises `ValueError` for a
     circuit of another model or task, and for a model and means that `edge_model` does not take.
     """
     config = config or PruneConfig()
@@ -57,8 +58,11 @@ def prune_edges(
     with frozen(model) as model:
         kept, edges = circuit_masks(circuit, model), circuit_edges(model, circuit)
         probe = EdgeProbe(model, edges, means, probe_of(model, task, means, config, seed))
-        options = [(probe.measure(kept, edges), kept, edges)]
-        if options[0][0].reached:
+        own = probe.measure(kept, edges)
+        own = replace(own, reached=own.loss <= config.target)
+        probe.base.shift = max(config.shift, own.shift)
+        options = [(own, kept, edges)]
+        if own.reached:
             module, probe.places = gated_circuit(model, kept, edges, means)
             tap = None if isinstance(module, ExtractedCircuit) else keep_only(kept, means)
             scores = learn_edges(module, probe.places, task, config, tap=tap, seed=seed, progress=progress)

@@ -29,7 +29,8 @@ def fills(model: Transformer, batch: Pairs, ablation: Ablation, pool: Pairs | No
     zero: 0, but for the output bias of an MLP (or of attention that is one writer), which is no part of what it says.
     mean: over all real tokens of `pool`. position: over the pool's rows, at each position. resample: the write on the
     corrupt input; at positions that the corrupt input does not have, the clean write.
-    Raises `ValueError` for an unknown ablation, and for a mean without a pool.
+    Raises `ValueError` for an unknown ablation, for a mean without a pool, and for corrupt inputs that all equal the clean
+    ones.
     """
     if ablation not in ABLATIONS:
         raise unknown("ablation", ablation, ABLATIONS)
@@ -37,6 +38,7 @@ def fills(model: Transformer, batch: Pairs, ablation: Ablation, pool: Pairs | No
         raise ValueError(f"ablation {ablation!r} takes means over data: give it a pool of pairs")
     clean = clean_writes(model, batch)
     if ablation == "resample":
+        check_differ(batch)
         corrupt = record_writes(model, batch.corrupt, real(model, batch.corrupt_mask))
         has = batch.corrupt_mask
         return {site: torch.where(fit(has, x), corrupt[site], x) for site, x in clean.items()}
@@ -48,6 +50,13 @@ def fills(model: Transformer, batch: Pairs, ablation: Ablation, pool: Pairs | No
         site: average(writes[site], mask, ablation == "position", x.shape[1]).expand_as(x).contiguous()
         for site, x in clean.items()
     }
+
+
+def check_differ(batch: Pairs) -> None:
+    """Raise `ValueError` where every row's corrupt input equals its clean one."""
+    masks = batch.mask, batch.corrupt_mask
+    if torch.equal(*masks) and torch.equal(batch.tokens[masks[0]], batch.corrupt[masks[1]]):
+        raise ValueError("the corrupt input of every row equals its clean one: there is no effect to measure")
 
 
 def real(model: Transformer, mask: Tensor) -> Tensor | None:

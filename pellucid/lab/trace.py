@@ -12,7 +12,7 @@ from torch import Tensor
 from pellucid.core.edges import edge_table
 from pellucid.core.taps import Tap
 from pellucid.core.transformer import Transformer
-from pellucid.lab.fills import Ablation, Writes, clean_writes, writer_index
+from pellucid.lab.fills import Ablation, Writes, check_differ, clean_writes, writer_index
 from pellucid.lab.patch import draw, stacked
 from pellucid.lab.scores import Scores
 from pellucid.tasks.task import Task
@@ -52,11 +52,12 @@ def trace(
 
     Normal noise of `noise` standard deviations of the embedding, on the tokens in which a pair differs. Noise stands in
     for the corrupt input: `ablation` changes nothing. Restoring is no ablation, so there are no `effects`.
-    Raises `ValueError` for less than one draw and for noise that is not positive.
+    Raises `ValueError` for less than one draw, for noise that is not positive, and for pairs that never differ.
     """
     if draws < 1 or not noise > 0:
         raise ValueError(f"noise must be positive and draws at least 1, got noise={noise} and draws={draws}")
     batch, _ = draw(model, task, pairs, seed)
+    check_differ(batch)
     clean = clean_writes(model, batch)
     differs = ((batch.tokens != batch.corrupt) | (batch.mask != batch.corrupt_mask)) & batch.mask
     size = noise * clean["embed"][batch.mask].std()

@@ -218,3 +218,10 @@ def test_a_circuit_of_another_model_or_task_is_refused(model, noisy, means):
     by_position = {site: mean.expand(16, -1) for site, mean in means.items()}
     with pytest.raises(ValueError, match=r"the mean of '0\.attn\.in' must have shape"):
         edge_model(model, noisy, by_position)
+
+
+def test_edges_are_cut_from_a_circuit_that_moves_further_than_the_search_asked(model, noisy, means, pruned):
+    strict = replace(SEARCH, ablation="stochastic", shift=1e-9)
+    found = prune_edges(model, ToyTask(), noisy, means, config=strict)
+    assert found.metrics["verdict"] == "reached"
+    assert len(pruned.edges) <= len(found.edges) < len(noisy.edges)
