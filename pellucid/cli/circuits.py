@@ -8,7 +8,6 @@ import tyro
 from rich.table import Table
 
 from pellucid.core.circuit import Circuit
-from pellucid.core.errors import unknown
 from pellucid.lab.ablate import last_logits
 from pellucid.lab.config import PruneConfig
 from pellucid.lab.controls import loss_at
@@ -24,7 +23,7 @@ from pellucid.viewer.export import write_report
 
 @dataclass
 class Prune:
-    """Find the smallest circuit of a trained model that still does a task."""
+    """Find the smallest circuit of a trained model that still does a task. Circuits of earlier searches stay beside it."""
 
     checkpoint: tyro.conf.Positional[Path]
     """Directory of a run."""
@@ -49,8 +48,6 @@ class Prune:
         task = bench.task(self.task)
         with StepProgress(f"prune {self.task}", self.search.steps) as bar:
             circuit = bench.prune(task, self.search, seed=self.seed, progress=bar.step)
-        if (said := str(circuit.metrics["verdict"])).startswith("the whole model's loss"):
-            raise ValueError(f"{said}: choose a larger --search.target")
         show_circuit(bench, task, circuit)
         if self.controls:
             with StepProgress("controls", 3 * self.search.steps) as bar:
@@ -62,7 +59,6 @@ class Prune:
             for name, points in found.items():
                 table.add_row(name, f"{loss_at(points, edges):.3f}")
             results.print(table)
-        print(bench.path / "circuits" / self.task / "circuit.json")
 
 
 @dataclass
@@ -107,11 +103,15 @@ class Tune:
         bench = Workbench.open(self.checkpoint, device=self.device)
         show_circuit(bench, bench.task(self.task), circuit)
         print(f"its search: {circuit.metrics['search']}")
-        print(bench.path / "circuits" / self.task / "circuit.json")
 
 
 def show_circuit(bench: Workbench, task: Task, circuit: Circuit) -> None:
-    """Print the numbers of a circuit that was found; its view is written beside it."""
+    """Print the numbers of a circuit that was found, and where it is; its view is written beside it.
+
+    Raises ValueError where nothing was searched because the whole model misses the target.
+    """
+    if (said := str(circuit.metrics["verdict"])).startswith("the whole model's loss"):
+        raise ValueError(f"{said}: choose a larger --search.target")
     view = bench.view(bench.path.name, task, circuit)
     show(
         compare(
@@ -122,6 +122,8 @@ def show_circuit(bench: Workbench, task: Task, circuit: Circuit) -> None:
             reproduce=[],
         )
     )
+    if circuit.metrics["searched"]:
+        print(bench.path / "circuits" / task.name / "circuit.json")
 
 
 @dataclass
@@ -152,9 +154,9 @@ def measured(bench: Workbench, name: str, pairs: int) -> tuple[str, str]:
     """A model's loss and accuracy on a task, or why it cannot be asked."""
     try:
         task = bench.task(name)
+        batch = task.pairs(pairs, seed=0, split="test").to(bench.model.device)
     except ValueError as error:
         return str(error), ""
-    batch = task.pairs(pairs, seed=0, split="test").to(bench.model.device)
     logits = last_logits(bench.model, batch)
     loss = task.metric(logits, batch.last()).mean().item()
     return f"{loss:.3f}", f"{100 * accuracy(logits, batch.last()).mean().item():.1f}%"
@@ -162,7 +164,7 @@ def measured(bench: Workbench, name: str, pairs: int) -> tuple[str, str]:
 
 @dataclass
 class Study:
-    """Prune every task out of several models, with baselines and controls; goes on where it stopped."""
+    """Prune every task out of several models, with baselines and controls; goes on where it stopped, adds what is missing."""
 
     runs: tyro.conf.Positional[list[str]]
     """Directories of runs, or models in the box."""
@@ -189,10 +191,8 @@ class Study:
     """Searches at a time, in processes of their own."""
 
     def __call__(self) -> None:
-        from pellucid.recipes.study import study, table  # what --help need not wait for
+        from pellucid.recipes.study import stability, study, table  # what --help need not wait for
 
-        for name in {*self.tasks, *self.controls} - set(TASKS):
-            raise unknown("task", name, TASKS)
         found = study(
             self.runs,
             self.out,
@@ -204,6 +204,8 @@ class Study:
             jobs=self.jobs,
         )
         results.print(table(found, self.search.target))
+        if (shared := stability(found, self.search.target)).row_count:
+            results.print(shared)
         try:
             from pellucid.recipes.figures import edges_figure, necessity_figure, size_figure
 
@@ -219,7 +221,7 @@ class Report:
     """Draw pruned circuits of one task as one self-contained HTML page."""
 
     circuits: tyro.conf.Positional[list[Path]]
-    """Runs that were pruned, or view.json files."""
+    """Runs that were pruned, folders of earlier searches under their circuits/TASK/, or view.json files."""
 
     out: Path
     """The page."""

@@ -85,12 +85,12 @@ def tune(
     device: str = "auto",
 ) -> Circuit:
     """The circuit of fewest edges over `trials` searches for `task` in the run at `run_path`, of which `jobs` run at
-    once, each in a process of its own; it becomes the run's `circuits/TASK/circuit.json`.
+    once, each in a process of its own; it becomes the run's latest, as `Workbench.keep` says.
 
     `config` is the centre and the first trial, `CENTRE` if None. `storage` is a journal's file,
     `circuits/TASK/tune/journal.log` if None, or the URL of a database of Optuna's. Every trial's circuit is written beside the journal as `trial-NNNN.json`.
     Trials that were completed before, or meanwhile by another process on the same storage, count. Raises ValueError
-    where the storage holds another search, `Interrupted` on Ctrl-C.
+    where the storage holds another search or the run a circuit of another model, `Interrupted` on Ctrl-C.
     """
     config = config or CENTRE
     if trials < 1 or jobs < 1:
@@ -103,6 +103,7 @@ def tune(
     bench = Workbench.open(run_path, device=device)
     found = bench.task(task)
     place = bench.path / "circuits" / task
+    bench.load(place / "circuit.json")  # of another model, it is refused before hours of trials
     storage = storage or place / "tune" / "journal.log"
     url = str(storage) if "://" in str(storage) else None
     folder = place / "tune" if url else Path(storage).resolve().parent
@@ -121,7 +122,7 @@ def tune(
         # It was found on another disk, and only its numbers are here.
         circuit = prune(bench.model, found, means, config=settings, seed=seed)
         circuit.save(file)
-    circuit.save(place / "circuit.json")
+    bench.keep(circuit)
     return circuit
 
 

@@ -1,5 +1,7 @@
 """A trained run with all that methods need beside it, and pruning it from end to end."""
 
+import contextlib
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,15 +20,16 @@ from pellucid.core.checkpoint import (
     load_model,
     load_tokenizer,
 )
-from pellucid.core.circuit import Circuit
+from pellucid.core.circuit import Circuit, kept_masks
 from pellucid.core.files import write_atomic
 from pellucid.core.transformer import Transformer
 from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard
 from pellucid.lab.config import PruneConfig
 from pellucid.lab.controls import Point, controls
+from pellucid.lab.faithful import text_kl
 from pellucid.lab.means import node_means, stored_means
-from pellucid.lab.prune import prune
+from pellucid.lab.prune import frozen, prune
 from pellucid.recipes.recipe import Recipe
 from pellucid.recipes.view import Subject, model_view
 from pellucid.tasks import make_task
@@ -83,28 +86,68 @@ class Workbench:
     def controls(
         self, task: Task, config: PruneConfig, *, seed: int = 0, progress: Callable[..., None] | None = None
     ) -> dict[str, list[Point]]:
-        """What the same search finds where there is nothing to find; also written beside the circuit."""
+        """What the same search finds where there is nothing to find; also written beside its circuit."""
         found = controls(
             self.model, task, self.means_for(config), self.train.tokens, config, seed=seed, progress=progress
         )
         text = json.dumps(
             {name: [asdict(point) for point in points] for name, points in found.items()}, indent=1
         )
-        write_atomic(self.path / "circuits" / task.name / "controls.json", text + "\n")
+        write_atomic(self.folder(task.name, search_name(config.key(), seed)) / "controls.json", text + "\n")
         return found
 
     def prune(
         self, task: Task, config: PruneConfig, *, seed: int = 0, progress: Callable[..., None] | None = None
     ) -> Circuit:
-        """The circuit of `task`, from `circuits/` beside the checkpoint if the same search was made before."""
-        file = self.path / "circuits" / task.name / "circuit.json"
-        if file.exists():
-            found, want = Circuit.load(file), {"search": config.key(), "seed": seed}
-            if found.model == content_hash(self.model) and want.items() <= found.metrics.items():
-                return found
-        circuit = prune(self.model, task, self.means_for(config), config=config, seed=seed, progress=progress)
-        circuit.save(file)
+        """The circuit of `task`, from `circuits/` beside the checkpoint if the same search was made before; `keep` says
+        what becomes of it, and of an earlier one."""
+        circuit = self.load(self.folder(task.name, search_name(config.key(), seed)) / "circuit.json")
+        if circuit is None:
+            means = self.means_for(config)
+            circuit = prune(self.model, task, means, config=config, seed=seed, progress=progress)
+            circuit = self.on_text(circuit, means)
+        self.keep(circuit)
         return circuit
+
+    def on_text(self, circuit: Circuit, means: dict[str, Tensor]) -> Circuit:
+        """`circuit` with `text_kl` among its metrics, on held-out pretraining text."""
+        with frozen(self.model) as model:
+            found = text_kl(model, kept_masks(circuit, model), means, self.text.tokens)
+        return circuit.model_copy(update={"metrics": {**circuit.metrics, "text_kl": found}})
+
+    def load(self, file: Path) -> Circuit | None:
+        """The circuit in `file`, None if there is no file. Raises ValueError if it is of another model."""
+        if not file.exists():
+            return None
+        circuit, own = Circuit.load(file), content_hash(self.model)
+        if circuit.model != own:
+            raise ValueError(
+                f"{file} is a circuit of the model {circuit.model}, but the one in {self.path} is {own}: move it away first"
+            )
+        return circuit
+
+    def folder(self, task: str, search: str) -> Path:
+        """Where what came of the search of that `search_name` is: in `circuits/TASK/` if it is the latest or the first,
+        else in a folder there of the search's name. Raises ValueError where the latest is of another model."""
+        place = self.path / "circuits" / task
+        latest = self.load(place / "circuit.json")
+        first = latest is None and not (place / search).exists()
+        return place if first or (latest and made_by(latest) == search) else place / search
+
+    def keep(self, circuit: Circuit) -> None:
+        """Make `circuit` the latest, `circuits/TASK/circuit.json`. One of another search that is there moves to a folder
+        beside it, with its view and controls. A whole model, in which nothing was searched, is none and is not kept.
+
+        Raises ValueError where the latest is of another model."""
+        if not circuit.metrics["searched"]:
+            return
+        place, own = self.path / "circuits" / circuit.task, self.folder(circuit.task, made_by(circuit))
+        if self.load(own / "circuit.json") != circuit:
+            circuit.save(own / "circuit.json")
+        if own != place:
+            if latest := self.load(place / "circuit.json"):
+                move_products(place, place / made_by(latest))
+            move_products(own, place)
 
     def view(self, name: str, task: Task, circuit: Circuit) -> ModelView:
         """The circuit as a page shows it; also written beside it as `view.json`."""
@@ -124,7 +167,7 @@ class Workbench:
             "token_edges": circuit.token_edges,
         }
         view = model_view(name, self.description, subject, circuit, facts, curves)
-        write_atomic(self.path / "circuits" / task.name / "view.json", view.model_dump_json() + "\n")
+        write_atomic(self.folder(task.name, made_by(circuit)) / "view.json", view.model_dump_json() + "\n")
         return view
 
     @property
@@ -147,6 +190,26 @@ class Workbench:
         if not losses:
             return None
         return sum(weights[name] * loss for name, loss in losses.items()) / sum(weights[n] for n in losses)
+
+
+def search_name(search: object, seed: object) -> str:
+    """A short hash of a search, by its config's key and its seed."""
+    return hashlib.sha256(f"{search} {seed}".encode()).hexdigest()[:8]
+
+
+def made_by(circuit: Circuit) -> str:
+    """The `search_name` of the search that found `circuit`."""
+    return search_name(circuit.metrics.get("search"), circuit.metrics.get("seed"))
+
+
+def move_products(source: Path, target: Path) -> None:
+    """Move what came of a search; the circuit last, so that after a crash the next call moves the rest."""
+    target.mkdir(exist_ok=True)
+    for name in ("controls.json", "view.json", "circuit.json"):
+        if (source / name).exists():
+            (source / name).replace(target / name)
+    with contextlib.suppress(OSError):  # the task's folder is not empty
+        source.rmdir()
 
 
 def load_recipe(path: str | Path) -> Recipe:

@@ -1,5 +1,6 @@
 """The study: what is done is not done again, and its sums are those of a hand computation."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 from pellucid.cli import main
-from pellucid.core.checkpoint import BOX, load_model, load_tokenizer
-from pellucid.core.circuit import Circuit
+from pellucid.core.checkpoint import BOX, content_hash, load_model, load_tokenizer
+from pellucid.core.circuit import Circuit, Node
+from pellucid.core.config import uniform
+from pellucid.core.files import write_atomic
 from pellucid.core.generate import generate
 from pellucid.lab.config import PruneConfig
 from pellucid.lab.controls import Point
@@ -17,7 +20,7 @@ from pellucid.recipes import study as studying
 from pellucid.recipes import workbench
 from pellucid.recipes.figures import edges_figure, necessity_figure, size_figure
 from pellucid.recipes.recipe import run
-from pellucid.recipes.study import TaskStudy, load_study, ratio, study, table
+from pellucid.recipes.study import TaskStudy, load_study, ratio, stability, study, table
 from pellucid.recipes.workbench import Workbench
 from pellucid.tasks import make_task
 from tests.recipes.test_ablations import tiny
@@ -76,16 +79,40 @@ def test_results_are_drawn_and_tabulated_also_where_nothing_was_reached(tmp_path
         assert figure(results, tmp_path / "again.svg").read_text() == text
 
 
+def test_lines_of_loss_against_size_are_of_the_same_tasks(tmp_path):
+    results = [result("dense", "a", 99), result("sparse", "a", 9), result("sparse", "b", 9)]
+    text = size_figure(results, tmp_path / "figure.svg").read_text()
+    assert "dense, learned (1 tasks)" in text
+    assert "sparse, learned (1 tasks)" in text
+    assert "learned" not in size_figure([results[0], results[2]], tmp_path / "figure.svg").read_text()
+
+
 @pytest.fixture
 def runs(tmp_path, monkeypatch):
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(workbench, "MEAN_TOKENS", 2000)
-    run(tiny(), tmp_path / "run", device="cpu")
+    recipe = tiny()
+    model = replace(recipe.model, d_model=16, layers=uniform(1, 2, 4, 16))
+    recipe = replace(recipe, model=model, sparsity=None, train=replace(recipe.train, steps=1))
+    run(recipe, tmp_path / "run", device="cpu")
     return tmp_path
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """What each call of `study_task` was asked for, in order."""
+    calls, real = [], studying.study_task
+
+    def study_task(path, task, seed, config, **parts):
+        calls.append((task, parts))
+        return real(path, task, seed, config, **parts)
+
+    monkeypatch.setattr(studying, "study_task", study_task)
+    return calls
+
+
 @pytest.mark.slow
-def test_a_study_goes_on_where_it_stopped(runs, monkeypatch):
+def test_a_study_goes_on_where_it_stopped(runs, made):
     def searches(**options):
         return study([runs / "run"], runs / "out", tasks=["for_while", "if_equals"], config=SEARCH, **options)
 
@@ -94,16 +121,111 @@ def test_a_study_goes_on_where_it_stopped(runs, monkeypatch):
     assert set(first[0].curves) == {"learned", "attribution", "shuffled", "nonsense", "untrained"}
     assert set(first[1].curves) == {"learned", "attribution"}
     (runs / "out" / "run" / "if_equals-0.json").unlink()
-    made = []
-    real = studying.study_task
-    monkeypatch.setattr(studying, "study_task", lambda **given: made.append(given["task"]) or real(**given))
+    made.clear()
     again = searches()
-    assert made == ["if_equals"]
-    assert again[0] == first[0]
-    assert again[1] == first[1]
+    assert [task for task, _ in made] == ["if_equals"]
+    assert again == first
     assert load_study(runs / "out") == again
     with pytest.raises(ValueError, match=r"for_while-0\.json is of another search"):
         study([runs / "run"], runs / "out", tasks=["for_while"], config=replace(SEARCH, target=0.8))
+
+
+@pytest.mark.slow
+def test_what_is_asked_for_later_is_added_and_is_what_it_would_have_been(runs, made):
+    def ask(out, **options):
+        (found,) = study([runs / "run"], runs / out, tasks=["for_while"], config=SEARCH, **options)
+        return found
+
+    everything = {
+        "targets": [1.0, 1e-9],
+        "controls_for": ["for_while"],
+        "baselines": ("attribution", "random"),
+    }
+    at_once = ask("at once", **everything)
+    assert at_once.circuits.keys() == {"0.9", "1"}
+    assert at_once.baselines.keys() == {"attribution", "random"}
+    assert at_once.curves.keys() == {"learned", "attribution", "random", "shuffled", "nonsense", "untrained"}
+    made.clear()
+    ask("later", baselines=("attribution",))
+    file = runs / "later" / "run" / "for_while-0.json"
+    older = json.loads(file.read_text())
+    del older["model"], older["whole_loss"]  # as results were before
+    file.write_text(json.dumps(older))
+    ask("later", targets=[1.0], baselines=())
+    ask("later", **everything)
+    assert ask("later", **everything) == at_once
+    assert ask("later") == at_once
+    assert [parts for _, parts in made] == [
+        {"targets": [0.9], "baselines": ("attribution",), "controls": False},
+        {"targets": [1.0], "baselines": [], "controls": False},
+        {"targets": [], "baselines": ["random"], "controls": True},
+    ]
+
+
+def test_a_result_of_another_model_is_refused_and_left_alone(runs, made):
+    own = content_hash(load_model(runs / "run", device="cpu"))
+    of_another = result("run", "for_while", 9).model_copy(update={"search": SEARCH.key()})
+    for stored in (
+        of_another,
+        of_another.model_copy(update={"circuits": {}, "model": "0" * 16, "refused": "no"}),
+    ):
+        file = runs / "out" / "run" / "for_while-0.json"
+        write_atomic(file, stored.model_dump_json())
+        with pytest.raises(ValueError, match=rf"for_while-0\.json is of the model 0{{16}}, but .* is {own}"):
+            study([runs / "run"], runs / "out", tasks=["for_while"], config=SEARCH)
+        assert file.read_text() == stored.model_dump_json()
+    assert not made
+
+
+def test_tasks_that_the_tokenizer_splits_are_refused_with_the_reason_and_the_rest_goes_on(runs, made):
+    tasks = [
+        "enumerate_range",
+        "set_or_string",
+        "for_while",
+    ]  # an answer is split, all prompts differ in length
+
+    def ask():
+        found = study([runs / "run"], runs / "out", tasks=tasks, config=SEARCH, baselines=())
+        return {r.task: r for r in found}
+
+    found = ask()
+    assert found.keys() == set(tasks)
+    assert "must be single tokens" in (found["enumerate_range"].refused or "")
+    assert "draws were rejected" in (found["set_or_string"].refused or "")
+    assert found["for_while"].circuits.keys() == {"0.9"}
+    assert len({r.model for r in found.values()}) == 1
+    assert table(list(found.values()), 0.9).row_count == 3
+    assert ask() == found
+    assert len(made) == 3
+
+
+def test_what_a_study_cannot_tell_apart_or_read_is_named(runs, tmp_path):
+    with pytest.raises(ValueError, match="unknown task 'for_whilst'; did you mean 'for_while'"):
+        study([runs / "run"], runs / "out", controls_for=["for_whilst"])
+    with pytest.raises(ValueError, match=r"need names of their own, got .*a/run, .*b/run"):
+        study([tmp_path / "a" / "run", tmp_path / "b" / "run"], runs / "out")
+    file = runs / "out" / "run" / "for_while-0.json"
+    write_atomic(file, "{}")
+    with pytest.raises(ValueError, match=r"for_while-0\.json is not a result of a study"):
+        study([runs / "run"], runs / "out", tasks=["for_while"], config=SEARCH)
+
+
+def test_the_nodes_that_seeds_share_are_tabulated_for_tasks_with_several():
+    def found(task, seed, channels, reached=True):
+        r = result("sparse", task, len(channels) if reached else None, seed)
+        nodes = tuple(Node(site="0.mlp.act", channel=c) for c in channels)
+        circuit = r.circuits["0.15"].model_copy(update={"nodes": nodes})
+        return r.model_copy(update={"circuits": {"0.15": circuit}})
+
+    results = [
+        found("a", 0, [1, 2]), found("a", 1, [2, 3]), found("a", 2, [2, 3]),
+        found("b", 0, [1]), found("b", 1, [1], reached=False),
+        found("c", 0, []), found("c", 1, []),
+    ]  # fmt: skip
+    shown = stability(results)
+    cells = [list(column.cells) for column in shown.columns]
+    assert cells == [["a", "c"], ["sparse", "sparse"], ["0, 1, 2", "0, 1"], ["0.56", "0.00"]]
+    assert stability(results, 0.3).row_count == 0
 
 
 def test_the_command_names_a_task_that_there_is_not(runs, capsys):
