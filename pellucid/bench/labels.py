@@ -15,6 +15,7 @@ from pellucid.core.errors import unknown
 from pellucid.core.record import record
 from pellucid.core.sites import stream_sites
 from pellucid.core.taps import Tap
+from pellucid.core.weights import TOLERANCE, read_matrices
 from pellucid.lab.decodability import streams
 from pellucid.lab.fills import real
 from pellucid.tasks.task import Outputs, Pairs
@@ -100,6 +101,19 @@ def variable(compiled: CompiledModel, name: str) -> dict[str, Any]:
     if name not in by_name:
         raise unknown("variable", name, by_name)
     return by_name[name]
+
+
+def unread(compiled: CompiledModel) -> list[int]:
+    """The directions, as the ground truth numbers them, that no head, MLP or output reads: what is in them changes nothing.
+
+    A weight counts as zero below `TOLERANCE` times the length of its row.
+    """
+    basis = torch.eye(compiled.transformer.config.d_model, dtype=torch.float64)
+    if compiled.basis is not None:
+        basis = torch.from_numpy(compiled.basis).double()
+    reads = torch.cat(read_matrices(compiled.transformer))
+    read = (reads @ basis.T).abs() > TOLERANCE * reads.norm(dim=1, keepdim=True)
+    return (~read.any(0)).nonzero()[:, 0].tolist()
 
 
 @dataclass(frozen=True)

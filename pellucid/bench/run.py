@@ -12,7 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pellucid.bench.cache import code_of, digest
-from pellucid.bench.labels import presence
+from pellucid.bench.labels import presence, unread
 from pellucid.bench.methods import AnyMethod, pick_methods
 from pellucid.bench.metrics import Number
 from pellucid.bench.readings import DoesNotApply
@@ -239,11 +239,12 @@ def describe(subject: Subject) -> dict[str, Any]:
 
 
 def features(subject: Subject) -> dict[str, Any]:
-    """Where each variable of the program is, and which head attends by which selector."""
-    known = presence(subject.compiled, subject.truth.batch)
+    """Where each variable of the program is, which head attends by which selector, which neuron computes what, and which
+    directions nothing reads."""
+    known, truth = presence(subject.compiled, subject.truth.batch), subject.compiled.truth
     return {
-        "variables": subject.compiled.truth["variables"],
-        "selectors": subject.compiled.truth["selectors"],
+        **{name: truth[name] for name in ("variables", "selectors", "neurons")},
+        "unread": unread(subject.compiled),
         "presence": {
             feature: dict(zip(known.sites, row, strict=True))
             for feature, row in zip(known.features, known.states, strict=True)

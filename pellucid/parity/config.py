@@ -1,7 +1,7 @@
 """The parity bottleneck, as data."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from pellucid.core.errors import unknown
@@ -20,7 +20,7 @@ def is_whole(n: object) -> bool:
 class ParityConfig:
     """A sparse code over the d channels (level 0) and computed directions that descend from them."""
 
-    d: int
+    d: int = field(kw_only=False)
     """Width of what is coded: a power of two, 8 to 65536."""
 
     active: tuple[int, ...] = (16, 32)

@@ -69,6 +69,45 @@ def codes(model: Transformer, tokens: Tensor, layer: int) -> tuple[Tensor, Tenso
     return index, score
 
 
+def firings_figure(
+    path: str | Path, model: Transformer, tokenizer: Tokenizer, text: str, layer: int, n: int = 6
+) -> Path:
+    """Scores of a layer's features on a short text, tokens from left to right: the `n` channels and the `n` directions of
+    largest |score| on any token, each in the order of those tokens."""
+    ids = torch.tensor([tokenizer.encode(text).ids])
+    index, score = (value[0] for value in codes(model, ids, layer))
+    d, tokens = model.config.d_model, [tokenizer.decode([i]) for i in ids[0].tolist()]
+    every = torch.zeros(len(tokens), int(index.max()) + 1).scatter(1, index, score.float())
+    most, peak = every.abs().max(0)
+    kinds = torch.arange(d), torch.arange(d, every.shape[1])
+    top = [kind[most[kind].argsort(descending=True, stable=True)[:n]] for kind in kinds]
+    chosen = torch.cat([kind[peak[kind].argsort(stable=True)] for kind in top])
+    names = [
+        f"channel {f}" if f < d else f"feature {f}: channel {f % d}, child {f // d - 1}"
+        for f in chosen.tolist()
+    ]
+
+    def plot(axis: Any) -> None:
+        largest = float(most.max())
+        image = axis.imshow(
+            every[:, chosen].T.numpy(), cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="auto"
+        )
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xticks(
+            range(len(tokens)),
+            [token.replace("\n", "↵").replace(" ", "·") for token in tokens],
+            rotation=90,
+            family="monospace",
+        )
+        axis.set_xticks(np.arange(len(tokens)) - 0.5, minor=True)
+        axis.set_yticks(np.arange(len(names)) - 0.5, minor=True)
+        axis.grid(which="minor", color="0.9", linewidth=0.5)
+        axis.tick_params(which="both", length=0, labelsize=8)
+        axis.figure.colorbar(image, ax=axis, label=f"score in layer {layer}", shrink=0.8)
+
+    return draw(path, plot, (7.5, 1 + 0.22 * len(names)))
+
+
 def usage(model: Transformer, tokens: Any, n_tokens: int, rows: int = 16) -> Tensor:
     """(layers, features) how often each feature is active on the first `n_tokens` of `tokens`, in whole windows."""
     width, n = model.config.n_ctx, 0

@@ -47,6 +47,7 @@ def small() -> Recipe:
         train=TrainConfig(
             steps=20_000,
             batch_size=512,
+            micro_batches=4,
             seq_len=1024,
             lr=2e-3,
             validate_every=500,
@@ -59,7 +60,12 @@ def small() -> Recipe:
 def large() -> Recipe:
     """The dense twin at the seed's 1.3B: 2048 wide, 24 layers; for GPUs."""
     base = small()
-    return replace(base, name="parity-large-dense", model=backbone(2048, 24, 16, 1024, 50_304))
+    return replace(
+        base,
+        name="parity-large-dense",
+        model=backbone(2048, 24, 16, 1024, 50_304),
+        train=replace(base.train, micro_batches=8),
+    )
 
 
 def with_input(base: Recipe, name: str, part: dict[str, Any]) -> Recipe:

@@ -32,7 +32,7 @@ class Plan:
     gradients: int
     optimizer: int
     activations: int
-    """What the backward pass needs of one device's share of a batch."""
+    """What the backward pass keeps of one device's share of a micro-batch."""
     train: TrainConfig
 
     @property
@@ -55,6 +55,8 @@ class Plan:
         table.add_section()
         table.add_row("all", f"{sum(self.parameters.values()):,}", f"{total:,.0f}", "")
         table.add_section()
+        rows = self.train.batch_size // self.devices // self.train.micro_batches
+        table.add_row("sequences at a time, a device", str(rows), "", "")
         for name in ("weights", "gradients", "optimizer", "activations", "memory"):
             table.add_row(f"{name}, GB a device", f"{getattr(self, name) / 1e9:.2f}", "", "")
         table.add_row(
@@ -67,9 +69,14 @@ class Plan:
 
 
 def plan(recipe: Recipe, devices: int = 1) -> Plan:
-    """What `recipe` takes on `devices`. Raises ValueError where these do not divide its batch."""
-    if devices < 1 or recipe.train.batch_size % devices:
-        raise ValueError(f"{devices} devices do not divide the batch of {recipe.train.batch_size} sequences")
+    """What `recipe` takes on `devices`. Raises ValueError where these do not divide its batch or micro-batches."""
+    batch, parts = recipe.train.batch_size, recipe.train.micro_batches
+    if devices < 1 or batch % devices:
+        raise ValueError(f"{devices} devices do not divide the batch of {batch} sequences")
+    if batch // devices % parts:
+        raise ValueError(
+            f"micro_batches = {parts} do not divide the {batch // devices} sequences of a device"
+        )
     with torch.device("meta"):
         model = Transformer(recipe.model, seed=None, device="meta")
     shares = devices if recipe.train.parallel == "fsdp" else 1
@@ -90,7 +97,7 @@ def plan(recipe: Recipe, devices: int = 1) -> Plan:
         weights=weights // shares,
         gradients=weights // shares,
         optimizer=moments // shares,
-        activations=saved_bytes(model, recipe.train) * recipe.train.batch_size // devices,
+        activations=saved_bytes(model, recipe.train) * (batch // devices // parts),
         train=recipe.train,
     )
 

@@ -22,6 +22,10 @@ class TrainConfig:
     batch_size: int
     """Sequences in a step, over all ranks."""
 
+    micro_batches: int = 1
+    """Parts of equal size that each rank's share of a batch is cut into, one forward and backward pass each: less memory,
+    the same gradient. Where a parity bottleneck observes, each part is an observation of its own."""
+
     seq_len: int
     """Tokens in a sequence."""
 
@@ -80,9 +84,13 @@ class TrainConfig:
     """Steps between checkpoints; 0 is only at the end."""
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "seq_len", "log_every", "validation_tokens"):
+        for name in ("steps", "batch_size", "micro_batches", "seq_len", "log_every", "validation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.batch_size % self.micro_batches:
+            raise ValueError(
+                f"micro_batches must divide the batch_size {self.batch_size}, got {self.micro_batches}"
+            )
         for name in ("validate_every", "checkpoint_every", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")

@@ -49,6 +49,11 @@ class Step:
 
     def __init__(self, model: Transformer, config: TrainConfig, constraint: Constraint | None = None):
         self.config, self.constraint = config, constraint or Constraint()
+        share = config.batch_size // distributed.size()
+        if share % config.micro_batches:
+            raise ValueError(
+                f"micro_batches = {config.micro_batches} do not divide the {share} sequences of each rank"
+            )
         if type(self.constraint) is not Constraint and config.parallel == "fsdp" and distributed.size() > 1:
             raise ValueError(
                 "parallel='fsdp' cannot hold weights sparse, which needs whole matrices: use 'ddp'"
@@ -70,16 +75,19 @@ class Step:
             for group in optimizer.param_groups:
                 group["lr"] = self.learning_rate(step)
         self.constraint.before(step)
-        with autocast(self.config.precision, windows.device):
-            loss, nll = self.objective(windows)
-        loss.backward()
+        nlls = []
+        for part in windows.chunk(self.config.micro_batches):
+            with autocast(self.config.precision, windows.device):
+                loss, nll = self.objective(part)
+            (loss / self.config.micro_batches).backward()
+            nlls.append(nll.detach())
         self.constraint.backward()
         rms = scale_gradients(self.trained.values(), self.config)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.constraint.apply((step + 1) / self.config.steps)
-        return nll.detach(), rms
+        return torch.stack(nlls).mean(), rms
 
 
 def train(
@@ -181,9 +189,7 @@ def begin(model: Transformer, out: Path, description: dict[str, Any], resume: bo
     if not resume:
         raise ValueError(f"{out} already holds a run; resume it, or choose another directory")
     metadata = load_metadata(found)
-    before, now = (
-        json.loads(json.dumps({k: d.get(k) for k in description})) for d in (metadata, description)
-    )
+    before, now = (identity({k: d.get(k) for k in description}) for d in (metadata, description))
     if before != now:
         different = sorted(
             f"{part}.{key}"
@@ -194,6 +200,15 @@ def begin(model: Transformer, out: Path, description: dict[str, Any], resume: bo
         raise ValueError(f"{out} holds another run: {', '.join(different)} differ")
     model.load_state_dict(load_model(found, device=model.device).state_dict())
     return metadata["step"], metadata["seconds"]
+
+
+def identity(description: dict[str, Any]) -> dict[str, Any]:
+    """What a resumed run must have in common with its beginning; how batches are cut in parts may change."""
+
+    def without(fields: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in fields.items() if key != "micro_batches"}
+
+    return json.loads(json.dumps(description), object_hook=without)
 
 
 @torch.no_grad()

@@ -1,12 +1,22 @@
 import pytest
 import torch
 
-from pellucid.bench.labels import counterfactual, directions, labels, presence, selected, variables
+from pellucid.bench.labels import (
+    counterfactual,
+    directions,
+    labels,
+    presence,
+    selected,
+    unread,
+    variables,
+)
 from pellucid.bench.task import ProgramTask
 from pellucid.compiled.library import PROGRAMS
 from pellucid.compiled.model import compile_program
 from pellucid.compiled.rasp.values import show
 from pellucid.compiled.variants import rotated
+from pellucid.core.sites import stream_sites
+from pellucid.core.taps import Tap
 
 SOME = (
     "hist",
@@ -133,6 +143,35 @@ def test_directions_turn_with_the_model():
     torch.testing.assert_close(own @ own.T, torch.eye(len(own), dtype=torch.float64))
     basis = torch.from_numpy(turned.basis)
     assert torch.equal(own, basis[made.truth["variables"][0]["directions"]])
+
+
+UNREAD = {
+    "copy": ["BOS"],
+    "copy_first": ["indices:1", "indices:2", "indices:3", "indices:4"],
+    "max": ["greater:1", "greater:2", "greater:3", "greater:4"],
+    "hist": [],
+}
+
+
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_no_weight_reads_can_be_anything(name, turn):
+    made = rotated(compiled(name)) if turn else compiled(name)
+    named = {made.truth["bos"]["directions"][0]: "BOS"}
+    for v in made.truth["variables"]:
+        named.update(zip(v["directions"], v["labels"], strict=True))
+    found, model = unread(made), made.transformer
+    assert [named[i] for i in found] == UNREAD[name]
+    own = torch.eye(len(named)) if made.basis is None else torch.from_numpy(made.basis).float()
+    batch = ProgramTask(made, name).pairs(4)
+
+    def logits(direction):
+        tap = Tap.at(lambda _, x: x + 5 * own[direction].to(x), stream_sites(model.config))
+        return model(batch.tokens, mask=batch.mask, tap=tap)[batch.mask]
+
+    plain = model(batch.tokens, mask=batch.mask)[batch.mask]
+    for direction in found:
+        torch.testing.assert_close(logits(direction), plain, atol=1e-3, rtol=0)
 
 
 def test_bad_names():

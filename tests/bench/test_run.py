@@ -17,9 +17,10 @@ from pellucid.bench import cache, run, squeezed
 from pellucid.bench import methods as registry
 from pellucid.bench.methods import Method, find_methods, pick_methods
 from pellucid.bench.report import markdown, page, sheets, write_leaderboard
-from pellucid.bench.run import BenchConfig, Cell, bench, read_cell, save_results
+from pellucid.bench.run import BenchConfig, Cell, bench, describe, read_cell, save_results
 from pellucid.bench.subject import make_subject
 from pellucid.core.edges import edge_table
+from pellucid.core.record import record
 from pellucid.lab.patch import patch_edges
 from pellucid.lab.scores import Scores
 
@@ -407,23 +408,56 @@ def test_unknown_names_are_refused_before_anything_runs():
     assert {m.name for m in pick_methods(())} == set(find_methods())
 
 
-def test_two_processes_and_another_hash_seed_give_the_same_results(tmp_path):
-    def numbers(out, *args, seed):
-        done = subprocess.run(
-            [sys.executable, "-m", "pellucid", "bench", "--out", str(out), "--methods", *FAST.methods,
-             "--programs", "hist", "--tiers", "raw", "rotated", "--pairs", "8", *args],
-            env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        cells = json.loads((out / "results.json").read_text())["cells"]
-        return [{k: v for k, v in c.items() if k != "seconds"} for c in cells]
+def cells_of_a_process(out, *args, hash_seed):
+    """What the command finds on `hist`, but for how long it took."""
+    command = [
+        sys.executable,
+        "-m",
+        "pellucid",
+        "bench",
+        "--out",
+        str(out),
+        "--programs",
+        "hist",
+        "--pairs",
+        "8",
+    ]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    done = subprocess.run([*command, *args], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((out / "results.json").read_text())["cells"]
+    return [{k: v for k, v in c.items() if k != "seconds"} for c in cells]
 
-    one = numbers(tmp_path / "a", seed="1")
-    two = numbers(tmp_path / "b", "--jobs", "2", seed="2")
+
+def test_two_processes_and_another_hash_seed_give_the_same_results(tmp_path):
+    options = ("--methods", *FAST.methods, "--tiers", "raw", "rotated")
+    one = cells_of_a_process(tmp_path / "a", *options, hash_seed="1")
+    two = cells_of_a_process(tmp_path / "b", *options, "--jobs", "2", hash_seed="2")
     assert one == two
     assert (tmp_path / "a" / "raw" / "hist" / "truth.json").read_bytes() == (
         tmp_path / "b" / "raw" / "hist" / "truth.json"
     ).read_bytes()
+
+
+@pytest.mark.slow
+def test_all_methods_give_the_same_results_with_another_hash_seed(tmp_path):
+    one, two = (cells_of_a_process(tmp_path / x, "--tiers", "raw", hash_seed=x) for x in "12")
+    assert {c["method"] for c in one} == set(find_methods())
+    assert not [c["failed"] for c in one if c["failed"]]
+    assert one == two
+
+
+@pytest.mark.parametrize("tier", ["raw", "rotated"])
+def test_the_truth_names_what_each_neuron_computes_and_what_nothing_reads(tier):
+    """`inc_mod` has a neuron for each token, and one for nothing else; no part of it reads BOS."""
+    subject = make_subject("inc_mod", tier)
+    truth, batch = describe(subject), subject.task.pairs(8)
+    active = record(subject.model, batch.tokens, ["0.mlp.act"])["0.mlp.act"] > 0.1
+    assert [n["computes"] for n in truth["neurons"]] == ["inc_mod"] * 5
+    for neuron in truth["neurons"]:
+        here = batch.tokens == subject.compiled.vocab.values.index(int(neuron["case"]))
+        assert torch.equal(active[..., neuron["neuron"]] & batch.mask, here & batch.mask)
+    assert truth["unread"] == subject.compiled.truth["bos"]["directions"]
 
 
 def test_cells_come_back_from_their_files(tmp_path):

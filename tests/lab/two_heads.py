@@ -63,7 +63,10 @@ class TwoTokens:
 
 
 class Anything:
-    """Random sequences of several lengths, and a linear metric of the logits at their real tokens."""
+    """Random sequences of several lengths, and a linear metric of the logits at their real tokens.
+
+    With `same`, the two members of each pair but the first are equal, and the metric is 0 on that one.
+    """
 
     name = "anything"
 
@@ -77,13 +80,16 @@ class Anything:
         draw = torch.Generator().manual_seed(seed)
         tokens = torch.randint(0, self.vocab, (2 * n, self.positions), generator=draw)
         lengths = torch.randint(2, self.positions + 1, (n,), generator=draw).repeat_interleave(2)
-        corrupt = tokens if self.same else tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
+        if self.same:
+            tokens[2::2] = tokens[3::2]
+        corrupt = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1)
         return self.change(Pairs(tokens, corrupt, torch.arange(self.positions) < lengths[:, None]))
 
     def metric(self, logits: Tensor, batch: Pairs) -> Tensor:
         draw = torch.Generator().manual_seed(0)
         weight = torch.randn(logits.shape[1:], generator=draw).to(logits)
-        return (logits * weight * batch.mask[..., None]).sum((1, 2))
+        counted = (batch.tokens == batch.corrupt).all(1) if self.same else True
+        return (logits * weight * batch.mask[..., None]).sum((1, 2)) * counted
 
     def loss(self, logits: Tensor, batch: Pairs) -> Tensor:
         return self.metric(logits, batch).square()

@@ -107,6 +107,11 @@ def test_the_gradient_is_that_of_small_differences_with_moments_and_selection_he
     assert torch.autograd.gradcheck(out, (x,), eps=1e-7, atol=1e-5)
 
 
+def test_the_width_may_be_given_by_place():
+    assert ParityConfig(256) == ParityConfig(d=256)
+    assert ParityConfig(16, active=(4, 6), children=(8,)) == CONFIGS[1]
+
+
 def test_what_comes_out_has_the_norm_of_what_went_in():
     bottleneck = example(CONFIGS[2])
     x = torch.randn(2, 5, 32)
@@ -243,20 +248,23 @@ def test_stored_vectors_compete_as_all_explicit_ones_do(basis, routing):
 
 
 def test_directions_of_random_masks_are_a_linear_code():
-    vectors = ParityBottleneck(ParityConfig(d=16, active=(4, 6), children=(8,), basis="random")).basis.vectors
-    sign = vectors * 4
+    bottleneck = ParityBottleneck(ParityConfig(d=16, active=(4, 6), children=(8,), basis="random"))
+    sign = bottleneck.basis.vectors * 4
     i, j = torch.arange(128)[:, None], torch.arange(128)
     assert torch.equal(sign[i ^ j], sign[i] * sign[j])
 
 
 @pytest.mark.parametrize("part", [{"basis": b} for b in ("random", "gaussian", "learned")] + [None], ids=str)
 def test_every_layer_draws_its_own_vectors_from_the_seed_and_keeps_them_with_its_weights(part, tmp_path):
-    part = {"kind": "topk", "features": 40, "k": 5} if part is None else {**MODEL.mlp_input, **part}
+    part = {"kind": "topk", "features": 40, "k": 5} if part is None else {**(MODEL.mlp_input or {}), **part}
     config = replace(MODEL, mlp_input=part)
+
+    def vectors(model):
+        return [v for name, v in model.state_dict().items() if name.endswith("basis.vectors")]
 
     def drawn(seed):
         model = Transformer(config, seed=seed, device="cpu")
-        return model, [block.mlp.input.basis.vectors for block in model.blocks]
+        return model, vectors(model)
 
     (model, one), (_, again), (_, other) = drawn(3), drawn(3), drawn(4)
     assert not torch.equal(one[0], one[1])
@@ -266,7 +274,7 @@ def test_every_layer_draws_its_own_vectors_from_the_seed_and_keeps_them_with_its
         torch.testing.assert_close(a.norm(dim=1), torch.ones(len(a)))
     save_model(model, tmp_path / "m")
     loaded = load_model(tmp_path / "m", device="cpu")
-    assert torch.equal(loaded.blocks[1].mlp.input.basis.vectors, one[1])
+    assert torch.equal(vectors(loaded)[1], one[1])
     plain = Transformer(MODEL, seed=3, device="cpu").state_dict()
     assert all(torch.equal(plain[n], p) for n, p in model.named_parameters() if n in plain)
 

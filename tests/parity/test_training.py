@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from pellucid import ModelConfig, Transformer, load_model, uniform
+from pellucid.recipes.registry import get_recipe
 from pellucid.training.config import TrainConfig
-from pellucid.training.loop import train
+from pellucid.training.loop import Step, train
 from pellucid.training.objective import Objective
 
 TOKENS = np.random.default_rng(0).integers(0, 17, 4000, dtype=np.uint16)
@@ -26,6 +27,7 @@ MODEL = ModelConfig(
     tied_embeddings=True,
     mlp_input=PART,
 )
+TINY = get_recipe("parity-tiny").model
 CONFIG = TrainConfig(
     steps=12,
     batch_size=4,
@@ -40,8 +42,8 @@ CONFIG = TrainConfig(
 )
 
 
-def go(out, **change):
-    model = Transformer(MODEL, seed=0, device="cpu")
+def go(out, config=MODEL, **change):
+    model = Transformer(config, seed=0, device="cpu")
     return train(model, replace(CONFIG, **change), TOKENS, out, validation={"same": TOKENS})
 
 
@@ -98,6 +100,19 @@ def test_the_next_token_loss_and_the_reconstruction_loss_are_added():
     assert loss > nll > 0
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole_and_each_part_is_observed(train):
+    windows = torch.from_numpy(TOKENS[:68].astype(np.int64)).view(4, 17)
+    taken = []
+    for parts in (1, 4):
+        model = Transformer(MODEL, seed=0, device="cpu").train(train)
+        nll, rms = Step(model, replace(CONFIG, micro_batches=parts))(0, windows)
+        batches = model.state_dict()["blocks.1.mlp.input.moments.batches"]
+        assert batches == (parts if train else 0)
+        taken.append(torch.stack([nll, rms]))
+    torch.testing.assert_close(*taken, rtol=0.2 if train else 1e-5, atol=0)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch.compile raises deprecation warnings of its own
 @pytest.mark.parametrize(
@@ -117,26 +132,36 @@ def test_a_parity_model_compiles_to_one_graph_and_gives_the_same_gradients(basis
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize(("optimizer", "close"), [("adamw", 1e-4), ("muon", 2e-2)])
-def test_two_processes_train_as_one_does(tmp_path, parallel, optimizer, close):
-    """Muon orthogonalises in bfloat16, which makes much of the last bits of a gradient; AdamW with a large epsilon does not."""
-    change = {"parallel": parallel, "optimizer": optimizer, "eps": 1e-2}
-    script = tmp_path / "script.py"
+def in_two_processes(out, config, **change):
+    """The same as `go`, in two processes; returns the moments that each ends with, which are to be alike."""
+    script = out.parent / "script.py"
     script.write_text(
         "import os, sys, pathlib, torch\n"
-        "from tests.parity.test_training import go\n"
-        f"trained = go(pathlib.Path(sys.argv[1]), **{change})\n"
+        f"from tests.parity.test_training import {config}, go\n"
+        f"trained = go(pathlib.Path(sys.argv[1]), {config}, **{change})\n"
         "moments = {n: t for n, t in trained.model.state_dict().items() if 'moments' in n}\n"
         "torch.save(moments, f'{sys.argv[1]}/rank{os.environ.get(\"RANK\", 0)}.pt')\n"
     )
     env = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    subprocess.run([*launch, script, tmp_path / "two"], check=True, env=env, timeout=300)
-    one = go(tmp_path / "one", **change)
+    subprocess.run([*launch, script, out], check=True, env=env, timeout=600)
+    return [torch.load(out / f"rank{r}.pt", weights_only=True) for r in (0, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("config", "optimizer", "close"),
+    [("MODEL", "adamw", 1e-4), ("MODEL", "muon", 2e-2), ("TINY", "adamw", 1e-5)],
+)
+def test_two_processes_train_as_one_does(tmp_path, parallel, config, optimizer, close):
+    """Muon orthogonalises in bfloat16, which makes much of the last bits of a gradient; AdamW with a large epsilon does not."""
+    change = {"parallel": parallel, "optimizer": optimizer, "eps": 1e-2}
+    if config == "TINY":
+        change["steps"] = 3
+    ranks = in_two_processes(tmp_path / "two", config, **change)
+    one = go(tmp_path / "one", globals()[config], **change)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=close)
-    ranks = [torch.load(tmp_path / "two" / f"rank{r}.pt", weights_only=True) for r in (0, 1)]
     own = one.model.state_dict()
     for name, t in ranks[0].items():
         assert torch.equal(t, ranks[1][name])

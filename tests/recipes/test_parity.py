@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pellucid import ModelConfig, Transformer, uniform
-from pellucid.recipes.features import coherence_figure, firings, signs_figure, telling, usage
+from pellucid.recipes.features import coherence_figure, firings, firings_figure, signs_figure, telling, usage
 from pellucid.recipes.parity import VARIED
 from pellucid.recipes.plan import flops_per_token, plan
 from pellucid.recipes.registry import RECIPES, get_recipe
@@ -74,11 +74,21 @@ def test_a_plan_counts_what_the_model_has_and_shares_it():
     assert one.gradients < one.optimizer + one.gradients < 3 * one.weights
     four = plan(replace(recipe, train=replace(recipe.train, parallel="fsdp")), devices=4)
     assert (four.weights, four.activations) == (one.weights // 4, one.activations // 4)
+    parts = plan(replace(recipe, train=replace(recipe.train, micro_batches=4)), devices=2)
+    assert (parts.weights, parts.activations) == (one.weights, one.activations // 8)
     flat = plan(get_recipe("parity-tiny-topk"))
     assert flat.flops["bottleneck"] > 20 * one.flops["bottleneck"] > 0
     assert plan(get_recipe("parity-tiny-dense")).flops["bottleneck"] == 0
     with pytest.raises(ValueError, match="3 devices do not divide the batch of 16"):
         plan(recipe, devices=3)
+    with pytest.raises(ValueError, match="micro_batches = 4 do not divide the 2 sequences of a device"):
+        plan(replace(recipe, train=replace(recipe.train, micro_batches=4)), devices=8)
+
+
+def test_large_models_train_on_eight_gpus_of_80_gigabytes():
+    for size in ("small", "large"):
+        recipe = get_recipe(f"parity-{size}")
+        assert plan(replace(recipe, train=replace(recipe.train, parallel="fsdp")), devices=8).memory < 70e9
 
 
 def test_work_of_matrices_is_twice_their_size():
@@ -128,17 +138,25 @@ def test_usage_counts_every_active_feature_once_a_token(model):
     assert usage(model, tokens, 100).sum(1).tolist() == [96 * 12] * 2
 
 
-def test_telling_features_are_directions_and_fire_where_it_is_said(model):
+def test_telling_features_are_directions_and_fire_where_it_is_said(model, tmp_path):
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
 
     tokenizer = Tokenizer(WordLevel({f"t{i}": i for i in range(50)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = Whitespace()
     tokens = torch.randint(0, 50, (8, 16), generator=torch.Generator().manual_seed(0))
     chosen = telling(model, tokens, 1, n=3, least=2)
     assert all(feature >= 16 for feature in chosen)
     every = telling(model, tokens, 1, n=200, least=2)
     assert every[:3] == chosen
     assert all(feature >= 16 for feature in every)
+    picture = firings_figure(
+        tmp_path / "firings.svg", model, tokenizer, "t3 t4 t3 t9", layer=1, n=2
+    ).read_text()
+    assert picture.count("channel") >= 4
+    assert picture.count(": channel") == 2
+    assert all(f">t{i}<" in picture for i in (3, 4, 9))
     for firing in firings(model, tokenizer, tokens, 1, chosen, top=2):
         assert 0 < firing.share <= 1
         assert all(score != 0 and token.startswith("t") for score, _, token in firing.places)

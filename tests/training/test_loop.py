@@ -80,6 +80,38 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, sparse,
     assert all(torch.equal(p, parts[name]) for name, p in again.model.state_dict().items())
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_batch_in_parts_has_the_loss_and_the_gradient_of_the_whole(sparse, optimizer):
+
+    def first_step(parts):
+        model = Transformer(replace(MODEL, dtype="float64"), seed=0, device="cpu")
+        config = replace(CONFIG, micro_batches=parts, optimizer=optimizer, precision="float32")
+        step, grads = Step(model, config, Projection(model, SPARSITY) if sparse else None), []
+
+        def remember(optimizer, *_):
+            grads.extend(p.grad.clone() for group in optimizer.param_groups for p in group["params"])
+
+        for each in step.optimizers:
+            each.register_step_pre_hook(remember)
+        return [*step(0, torch.from_numpy(TOKENS[:36].astype(np.int64)).view(4, 9)), *grads]
+
+    whole = first_step(1)
+    for parts in (2, 4):
+        for a, b in zip(first_step(parts), whole, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
+
+
+def test_how_a_batch_is_cut_may_change_when_a_run_is_resumed(tmp_path):
+    with pytest.raises(Interrupted):
+        go(tmp_path / "parts", stop_after=5)
+    go(tmp_path / "parts", config=replace(CONFIG, micro_batches=2), resume=True)
+    go(tmp_path / "whole")
+    assert read_log(tmp_path / "parts" / "log.jsonl")[-1]["validation/same"] == pytest.approx(
+        read_log(tmp_path / "whole" / "log.jsonl")[-1]["validation/same"], abs=1e-2
+    )
+
+
 def test_a_run_is_neither_overwritten_nor_mixed_with_another(tmp_path):
     go(tmp_path)
     with pytest.raises(ValueError, match="already holds a run"):
@@ -233,6 +265,7 @@ def test_kurtosis_of_a_gaussian_is_the_log_of_three_and_of_a_spike_large():
     ("change", "message"),
     [
         ({"steps": 0}, "steps must be 1 or more, got 0"),
+        ({"micro_batches": 3}, "micro_batches must divide the batch_size 4, got 3"),
         ({"lr": -1.0}, "lr must be positive, got -1.0"),
         ({"warmup": 2.0}, r"warmup must be in 0..1, got 2.0"),
         ({"validation_tokens": -5}, "validation_tokens must be 1 or more, got -5"),
