@@ -277,7 +277,8 @@ def page(parts: Sequence[Sheet], title: str = "Which methods tell the truth?") -
     body = [f"<h1>{html.escape(title)}</h1><details><summary>Tables</summary><nav>{links}</nav></details>"]
     for i, sheet in enumerate(parts):
         body.append(f"<h2 id='t{i}'>{html.escape(sheet.title)}</h2><p>{html.escape(sheet.note)}</p><table>")
-        kinds = [" class='number'" if numeric(column) else "" for column in zip(*sheet.rows, strict=True)]
+        columns = zip(sheet.head, *sheet.rows, strict=True)
+        kinds = [" class='number'" if numeric(cells) else "" for _, *cells in columns]
         for tag, row in (("th", sheet.head), *(("td", row) for row in sheet.rows)):
             cells = zip(kinds, row, strict=True)
             body.append(
