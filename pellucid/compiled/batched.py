@@ -1,4 +1,4 @@
-"""Compressed models of one compiled model, folded into ordinary weights and run, trained and measured all at once.
+"""Compressed models of one compiled model, folded into ordinary weights and run all at once.
 
 Axes: m model, b batch, t position, D compiled width, d compressed width (the widest; narrower models are zero beyond
 their own), k matrix, v output.
@@ -6,12 +6,10 @@ their own), k matrix, v output.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load, save
 from torch import Tensor
 from torch.func import functional_call, vmap
 
@@ -20,21 +18,15 @@ from pellucid.compiled.rasp.interpreter import Interpreter
 from pellucid.compiled.rasp.values import Value
 from pellucid.compiled.verify import inputs
 from pellucid.core.errors import unknown
-from pellucid.core.files import write_atomic
-from pellucid.core.record import record
 from pellucid.core.sites import stream_sites
 from pellucid.core.taps import Recorder, Tap, chain
 from pellucid.core.transformer import Transformer
-from pellucid.training.progress import StepProgress
-from pellucid.training.schedules import warmup_decay
 
 Variant = Literal["shared", "per-layer", "ends", "all", "pca"]
 LIMIT = 20_000
 """Programs with more inputs are trained and measured on so many that are drawn."""
 EVALUATED = 256
 """Inputs at once when measuring."""
-SAVED = 500
-"""Steps from one saved state to the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,26 +85,6 @@ class CompressConfig:
             raise ValueError(f"warm must be numbers above 0 and at most 1, got {self.warm!r}")
         if not 0 <= self.forced <= 1:
             raise ValueError(f"forced must be a share between 0 and 1, got {self.forced!r}")
-
-
-@dataclass(frozen=True)
-class Scores:
-    """How well a compressed model does what the compiled one does, over all inputs (or those drawn), without BOS."""
-
-    accuracy: float
-    """Share of inputs with the right value at every position."""
-    position_accuracy: float
-    """Share of positions with the right value."""
-    balanced_accuracy: float
-    """The same for each value of the output, averaged over values."""
-    output_loss: float
-    """Cross-entropy with the compiled model's value, or squared error of a numerical output."""
-    layer_loss: float
-    """Squared error of what the sublayers write, summed over these and over D."""
-    write_cosine: dict[str, float]
-    """Cosine similarity of what each sublayer writes, mapped back to D, with what it writes in the compiled model."""
-    stream_cosine: dict[str, float]
-    """The same of the residual stream, after the embedding and each sublayer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,104 +271,6 @@ class Batched:
             total = total + (back - wanted[site].flatten(0, 1)).square().sum(-1) @ share.flatten()
         return total
 
-    def train(self, data: Inputs, state: Path | None = None) -> None:
-        """Train all models. A run that was stopped goes on from the file `state`, which is gone when it is done."""
-        config = self.config
-        parameters = list(self.trained.values())
-        optimizer = torch.optim.AdamW(
-            parameters, lr=config.lr, betas=(0.9, 0.99), eps=1e-6, weight_decay=config.weight_decay
-        )
-        start = 0 if state is None or not state.exists() else self.restore(state, optimizer)
-        with StepProgress("compress", config.steps, start) as bar:
-            for step in range(start, config.steps):
-                generator = torch.Generator().manual_seed(step)
-                batch = data[torch.randint(len(data), (config.batch_size,), generator=generator)]
-                sites = [*self.writes, *self.streams, "logits"]
-                wanted = record(self.original, batch.tokens, sites, mask=batch.real)
-                strength = max(0.0, 1 - step / (config.forced * config.steps)) if config.forced else 0.0
-                logits, values = self(
-                    batch,
-                    self.writes,
-                    weights=self.warmed(step),
-                    patch=self.compressed(wanted) if strength else None,
-                    strength=strength,
-                )
-                loss = self.output_loss(logits, wanted["logits"], batch.share)
-                if config.layer_weight:
-                    loss = loss + config.layer_weight * self.layer_loss(values, wanted, batch.share)
-                optimizer.param_groups[0]["lr"] = config.lr * warmup_decay(
-                    step, config.steps, warmup=0.02, final=0.0
-                )
-                optimizer.zero_grad()
-                loss.sum().backward()
-                clip(parameters, config.clip)
-                optimizer.step()
-                bar.step(loss=loss.mean().item())
-                if state is not None and (step + 1) % SAVED == 0 and step + 1 < config.steps:
-                    self.save(state, optimizer, step + 1)
-        if state is not None:
-            state.unlink(missing_ok=True)
-
-    def save(self, path: Path, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Write all that training goes on from."""
-        tensors = {"step": torch.tensor(step)}
-        for name, p in self.trained.items():
-            tensors |= {name: p.detach()} | {f"{name}@{k}": v for k, v in optimizer.state[p].items()}
-        write_atomic(path, save({name: t.contiguous() for name, t in tensors.items()}))
-
-    @torch.no_grad()
-    def restore(self, path: Path, optimizer: torch.optim.Optimizer) -> int:
-        """Go on from what `save` wrote: the number of steps done."""
-        tensors = load(path.read_bytes())
-        for name, p in self.trained.items():
-            p.copy_(tensors[name])
-            optimizer.state[p] = {
-                k.split("@")[1]: v for k, v in tensors.items() if k.split("@")[0] == name and "@" in k
-            }
-        return int(tensors["step"])
-
-    @torch.no_grad()
-    def measure(self, data: Inputs) -> list[Scores]:
-        """Each model's scores on `data`."""
-        model, m = self.model, len(self.widths)
-        sums: dict[str, Tensor] = {}
-        cosines = {s: [torch.zeros(m), 0] for s in (*self.writes, *self.streams)}
-        hits, seen = torch.zeros(m, len(model.outputs)), torch.zeros(len(model.outputs))
-        for part in data.parts():
-            counted = part.counted
-            n = counted.sum()
-            wanted = record(self.original, part.tokens, [*cosines, "logits"], mask=part.real)
-            logits, values = self(part, cosines)
-            codes = model.codes(wanted["logits"])
-            right = model.codes(logits) == codes
-            hits.index_add_(1, codes[counted], right[:, counted].float())
-            seen.index_add_(0, codes[counted], torch.ones(int(n)))
-            for name, value in (
-                ("accuracy", (right | ~counted).all(2).sum(1)),
-                ("output_loss", n * self.output_loss(logits, wanted["logits"], part.share)),
-                ("layer_loss", n * self.layer_loss(values, wanted, part.share)),
-            ):
-                sums[name] = sums.get(name, 0) + value
-            for s, layer in (self.writes | self.streams).items():
-                some = counted & (wanted[s].norm(dim=-1) > 1e-6)
-                there = values[s][:, some] @ self.map_of(layer).mT
-                cosines[s][0] += F.cosine_similarity(there, wanted[s][some], dim=-1).sum(1)
-                cosines[s][1] += int(some.sum())
-        positions, occur = seen.sum(), seen > 0
-        recall = (hits / seen)[:, occur].mean(1)
-        return [
-            Scores(
-                accuracy=float(sums["accuracy"][i] / len(data)),
-                position_accuracy=float(hits[i].sum() / positions),
-                balanced_accuracy=float(recall[i]),
-                output_loss=float(sums["output_loss"][i] / positions),
-                layer_loss=float(sums["layer_loss"][i] / positions),
-                write_cosine={s: float(cosines[s][0][i] / max(1, cosines[s][1])) for s in self.writes},
-                stream_cosine={s: float(cosines[s][0][i] / max(1, cosines[s][1])) for s in self.streams},
-            )
-            for i in range(m)
-        ]
-
     @torch.no_grad()
     def transformer(self, i: int) -> Transformer:
         """Model `i` alone, at its own width."""
@@ -406,11 +280,3 @@ class Batched:
         for name, w in self.weights().items():
             own[name].copy_(w[i][tuple(slice(n) for n in own[name].shape)])
         return made.eval()
-
-
-def clip(parameters: Sequence[Tensor], largest: float) -> None:
-    """Shorten each model's gradient, over parameters (m, ...), to a norm of at most `largest`."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = sum((g.flatten(1).square().sum(1) for g in gradients), torch.zeros(())).sqrt()
-    for g in gradients:
-        g.mul_((largest / norm.clamp(min=largest)).view(-1, *[1] * (g.dim() - 1)))

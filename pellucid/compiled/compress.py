@@ -5,7 +5,7 @@ through its transpose. The compiled weights stay, and W is trained for the outpu
 As nothing between is nonlinear, W times the compiled weights is an ordinary transformer of width d. That is what runs,
 for all d and seeds at once.
 
-Axes: D compiled width, d compressed width, k matrix. `batched.py` has the rest.
+Axes: D compiled width, d compressed width, k matrix. `batched.py` runs them, `fit.py` trains them, `scores.py` measures them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,16 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pellucid.compiled.batched import (
-    Batched,
-    CompressConfig,
-    Inputs,
-    Scores,
-    defined_inputs,
-    map_places,
-)
+from pellucid.compiled.batched import Batched, CompressConfig, Inputs, defined_inputs, map_places
+from pellucid.compiled.fit import train
 from pellucid.compiled.model import CompiledModel
 from pellucid.compiled.rasp.values import Value
+from pellucid.compiled.scores import Scores, measure
 from pellucid.core.record import record
 from pellucid.core.sites import stream_sites
 from pellucid.core.transformer import Transformer
@@ -77,8 +72,8 @@ def compress(
         start[i, :, :, :width] = orthonormal(full, width, seed) if principal is None else principal[:, :width]
     batched = Batched(model, [t[0] for t in tries], start, config, [t[2] for t in tries])
     if config.variant != "pca":
-        batched.train(data, state)
-    scores, maps = batched.measure(data), batched.maps.detach()
+        train(batched, data, state)
+    scores, maps = measure(batched, data), batched.maps.detach()
     losses = [s.output_loss + config.layer_weight * s.layer_loss for s in scores]
     kept = (min(range(i, i + len(starts)), key=losses.__getitem__) for i in range(0, len(tries), len(starts)))
     return [

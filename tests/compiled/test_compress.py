@@ -11,9 +11,12 @@ from pellucid.compiled.compress import compress, orthonormal
 from pellucid.compiled.interchange import as_model, interchange, truth_holds
 from pellucid.compiled.library import PROGRAMS
 from pellucid.compiled.model import CompiledModel, compile_program
+from pellucid.compiled.scores import measure
 from pellucid.compiled.verify import verify
 from pellucid.core.transformer import Run
-from pellucid.recipes.compress import Compress, feature_table, load_sweep, sweep, sweep_table
+from pellucid.recipes.compress import Compress
+from pellucid.recipes.compress_report import feature_table, sweep_table
+from pellucid.recipes.compress_sweep import load_sweep, sweep
 
 SMALL = CompressConfig(steps=3, batch_size=8, warm=(0.5,))
 VARIANTS = ("shared", "per-layer", "ends", "all", "pca")
@@ -72,7 +75,7 @@ def test_an_orthogonal_w_of_full_width_changes_nothing_and_keeps_the_truth(name)
     full = model.transformer.config.d_model
     maps = orthonormal(full, full, seed=3).float()[None, None]
     batched = Batched(model, [full], maps, CompressConfig())
-    (scores,) = batched.measure(defined_inputs(model))
+    (scores,) = measure(batched, defined_inputs(model))
     assert scores.accuracy == scores.position_accuracy == scores.balanced_accuracy == 1
     assert scores.layer_loss < 1e-6
     assert min([*scores.write_cosine.values(), *scores.stream_cosine.values()]) > 0.999
@@ -155,7 +158,7 @@ def test_a_compressed_model_is_a_compiled_one_that_says_whether_its_truth_holds(
 
 
 def test_a_killed_training_goes_on_to_the_same_weights(tmp_path, monkeypatch):
-    import pellucid.compiled.batched as module
+    import pellucid.compiled.fit as module
 
     model, config = compiled("count"), replace(SMALL, steps=7)
     (whole,) = compress(model, 4, 0, config)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pellucid.compiled.compiler.values import Analysis, distinct
+from pellucid.compiled.compiler.tables import distinct
+from pellucid.compiled.compiler.values import Analysis
 from pellucid.compiled.compiler.variables import Arithmetic, Imprecise, Variable
 from pellucid.compiled.rasp.language import Map, SOp
 from pellucid.compiled.rasp.values import show

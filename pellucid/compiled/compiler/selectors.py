@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pellucid.compiled.compiler.values import Analysis, unique
+from pellucid.compiled.compiler.tables import unique
+from pellucid.compiled.compiler.values import Analysis
 from pellucid.compiled.rasp.language import And, Constant, Map, Not, Or, Select, Selector, SOp, describe
 from pellucid.compiled.rasp.values import RaspError
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pellucid.compiled.compiler.values import Domain
+from pellucid.compiled.compiler.tables import Domain
 from pellucid.compiled.rasp.language import Encoding
 from pellucid.compiled.rasp.values import Value, show
 
