@@ -5,9 +5,9 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, cast
 
 from pellucid.bench.cache import code_of, digest
@@ -146,21 +146,35 @@ OWN = (
 
 
 def find_methods() -> dict[str, AnyMethod]:
-    """Our methods and those of installed packages. Raises `ValueError` for two of one name, and what is no function."""
+    """Our methods and those of installed packages. Raises `ValueError` for two of one name."""
     found: dict[str, AnyMethod] = {method.name: method for method in OWN}
     places = dict.fromkeys(found, "one of Pellucid's own")
     for point in entry_points(group=GROUP):
         if point.name in found:
             raise ValueError(f"two methods are called {point.name!r}: {point.value} and {places[point.name]}")
         places[point.name] = point.value
-        try:
-            function: Any = point.load()
-        except Exception as error:  # whatever a package raises when it is imported
-            raise ValueError(f"method {point.name!r} cannot be loaded from {point.value}: {error}") from error
-        if not callable(function):
-            raise ValueError(f"method {point.name!r} is no function: {point.value} is {function!r}")
-        found[point.name] = Method(point.name, cast("Callable[..., Scores]", function))
+        found[point.name] = load_method(point)
     return found
+
+
+def load_method(point: EntryPoint) -> AnyMethod:
+    """What a package calls a method: a `Method`, a `Reading`, or a function that scores. One that cannot be loaded fails
+    with the reason when it is run, so that the others go on."""
+    try:
+        made: Any = point.load()
+        if isinstance(made, Method | Reading):
+            return replace(made, name=point.name)
+        if not callable(made):
+            raise TypeError(f"{made!r} is no function")
+        return Method(point.name, cast("Callable[..., Scores]", made))
+    except Exception as error:  # whatever a package raises when it is imported
+        why = f"cannot be loaded from {point.value}: {error}"
+
+    def fails(*args: Any, **options: Any) -> Scores:
+        raise ImportError(why)
+
+    fails.__doc__ = why
+    return Method(point.name, fails)
 
 
 def pick_methods(names: tuple[str, ...]) -> tuple[AnyMethod, ...]:

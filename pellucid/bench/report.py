@@ -18,6 +18,7 @@ from pellucid.core.files import write_atomic
 COLUMNS = {
     "ap_E": "AP, E",
     "auroc_E": "AUROC, E",
+    "ap_S": "AP, S",
     "auroc_S": "AUROC, S",
     "recall_1pc": "recall at 1%",
     "precision_1pc": "precision at 1%",
@@ -28,6 +29,7 @@ COLUMNS = {
     "cpr": "CPR",
     "cmd": "CMD",
     "relative_error": "relative error",
+    "sign": "sign",
     "spearman": "Spearman",
 }
 """The numbers of the leaderboard and their names. The first is what methods are ordered and compared by."""
@@ -90,6 +92,7 @@ def chance(p: float) -> str:
 def sheets(cells: Sequence[Cell]) -> list[Sheet]:
     """All tables: for each tier and universe a leaderboard, a table by program and paired tests; then what failed."""
     failed, void = [c for c in cells if c.failed is not None], [c for c in cells if not c.certified]
+    skipped = [c for c in cells if c.skipped is not None]
     cells = [c for c in cells if c.certified]
     numbers = {metric: by_program(cells, metric) for metric in COLUMNS}
     steady = stability(cells)
@@ -110,12 +113,15 @@ def sheets(cells: Sequence[Cell]) -> list[Sheet]:
             if methods:
                 made.append(leaderboard(tier, universe, here, methods, numbers, steady))
                 made.append(program_sheet(tier, universe, here, methods, numbers[MAIN]))
-            if len(methods) > 1:
-                made.append(paired_sheet(tier, universe, methods, numbers[MAIN]))
+            if (pairs := paired_sheet(tier, universe, methods, numbers[MAIN])).rows:
+                made.append(pairs)
     if void:
         places = unique(f"{c.tier}/{c.program}" for c in void)
         rows = tuple((*place.split("/"), "truth void") for place in places)
         made.append(Sheet("Left out of the means", "", ("tier", "program", "why"), rows))
+    if skipped:
+        rows = tuple(dict.fromkeys((c.tier, c.program, c.method, c.skipped or "") for c in skipped))
+        made.append(Sheet("Does not apply", "", ("tier", "program", "method", "why"), rows))
     if failed:
         rows = tuple((c.tier, c.program, c.method, str(c.seed), c.failed or "") for c in failed)
         made.append(Sheet("What failed", "", ("tier", "program", "method", "seed", "why"), rows))
@@ -227,7 +233,7 @@ def paired_sheet(
     for better, worse in pairwise(methods):
         a, b = numbers.get((tier, better), {}), numbers.get((tier, worse), {})
         both = [a[p] - b[p] for p in a if p in b]
-        if both:
+        if len(both) > 1:
             rows.append((better, worse, f"{mean(both):.3f}", str(len(both)), chance(sign_flip_p(both))))
     return Sheet(
         f"{tier}: {universe}s, each against the next",

@@ -1,9 +1,10 @@
 """Run methods on models: one cell for each program, tier, method and data seed, kept on disk by what went into it."""
 
+import contextlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pellucid.bench.cache import code_of, digest
 from pellucid.bench.labels import presence, unread
-from pellucid.bench.methods import AnyMethod, pick_methods
+from pellucid.bench.methods import AnyMethod, find_methods, pick_methods
 from pellucid.bench.metrics import Number
 from pellucid.bench.readings import DoesNotApply
 from pellucid.bench.subject import SUITE, TIERS, Subject, make_subject
@@ -58,6 +59,11 @@ class BenchConfig:
                 f"pairs must be at least 1 and seeds at least 0, got {self.pairs} and {self.seeds}"
             )
 
+    @property
+    def group(self) -> str:
+        """What cells of one leaderboard have in common, as a folder's name."""
+        return f"{self.ablation}-{self.pairs}"
+
 
 class Cell(BaseModel):
     """One method on one model with one data seed."""
@@ -69,7 +75,8 @@ class Cell(BaseModel):
     method: str
     seed: int
     key: str
-    """A hash of the model, the method's code and options, and the configuration."""
+    """A hash of the code that makes the model and of the method, code and options; a dash; and one of these, the model and
+    the configuration."""
     universe: str | None = None
     failed: str | None = None
     """What was raised, where there are no numbers."""
@@ -101,9 +108,7 @@ def bench(config: BenchConfig, out: str | Path, *, jobs: int = 1) -> list[Cell]:
         for _, found in in_processes(todo, jobs):
             cells += found
             progress.step(failed=float(sum(c.failed is not None for c in cells)))
-    order = {pair: i for i, pair in enumerate(todo)}
-    cells.sort(key=lambda c: order[c.tier, c.program])
-    return cells
+    return in_order(cells)
 
 
 def run_subject(
@@ -122,7 +127,7 @@ def run_subject(
     cells = []
     for method, version in zip(methods, versions, strict=True):
         for seed in config.seeds:
-            file = place / f"{method.name}-{seed}.json"
+            file = place / config.group / f"{method.name}-{seed}.json"
             key = cell_key(subject, method.name, version, config, seed)
             cell = read_cell(file, key)
             if cell is None or cell.failed is not None:
@@ -133,8 +138,39 @@ def run_subject(
 
 
 def cell_key(subject: Subject, method: str, version: str, config: BenchConfig, seed: int) -> str:
-    """What a cell's numbers depend on, hashed."""
-    return digest(subject.key, subject.tier, method, version, config.pairs, config.ablation, seed)
+    """What a cell's numbers depend on, hashed: first the code alone, then everything."""
+    all_of = digest(subject.key, subject.tier, method, version, config.pairs, config.ablation, seed)
+    return f"{made_by(version)}-{all_of}"
+
+
+def made_by(version: str) -> str:
+    """A hash of the code behind a cell: of models, and of a method of that version."""
+    return digest(code_of(make_subject), version)
+
+
+def stored(out: str | Path, config: BenchConfig) -> list[Cell]:
+    """All cells in `out` with this number of pairs and ablation that were made by the present code, by tier, program,
+    method and seed: what a leaderboard is of, whichever calls made them."""
+    methods = find_methods()
+    current = {name: made_by(method.version) for name, method in methods.items()}
+    cells = []
+    for tier in TIERS:
+        for program in PROGRAMS:
+            for file in (Path(out) / tier / program / config.group).glob("*.json"):
+                with contextlib.suppress(ValidationError):
+                    cell = Cell.model_validate_json(file.read_text())
+                    if cell.key.partition("-")[0] == current.get(cell.method):
+                        cells.append(cell)
+    return in_order(cells)
+
+
+def in_order(cells: Iterable[Cell]) -> list[Cell]:
+    """By tier, program, method and seed."""
+    tiers, programs, methods = (
+        {name: i for i, name in enumerate(dict.fromkeys(names))}
+        for names in (TIERS, (*SUITE, *PROGRAMS), find_methods())
+    )
+    return sorted(cells, key=lambda c: (tiers[c.tier], programs[c.program], methods[c.method], c.seed))
 
 
 def read_cell(file: Path, key: str) -> Cell | None:
@@ -258,6 +294,6 @@ def name_of(part: tuple[str, int | None]) -> tuple[str, str]:
 
 
 def save_results(cells: Sequence[Cell], config: BenchConfig, path: str | Path) -> None:
-    """All cells in one file."""
-    data = {"config": asdict(config), "cells": [c.model_dump() for c in cells]}
+    """All cells in one file, with the configuration that they share."""
+    data = {"pairs": config.pairs, "ablation": config.ablation, "cells": [c.model_dump() for c in cells]}
     write_atomic(Path(path), json.dumps(data) + "\n")

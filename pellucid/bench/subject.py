@@ -1,7 +1,8 @@
 """The models of the benchmark: a program, compiled, in tiers of difficulty."""
 
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +13,7 @@ from pellucid.bench.squeezed import squeezed
 from pellucid.bench.task import ProgramTask
 from pellucid.bench.trained import SOLVED, trained
 from pellucid.bench.truth import Truth, find_truth, structure_of
+from pellucid.compiled.compiler.causal import CausalWarning
 from pellucid.compiled.library import PROGRAMS
 from pellucid.compiled.library.case import ProgramCase
 from pellucid.compiled.model import CompiledModel, compile_program
@@ -171,6 +173,15 @@ def sparse(name: str) -> Subject:
     )
 
 
+def mirrored(name: str) -> Subject:
+    """Causal, so that each position sees what came before only; bidirectional where the program is causal. Another function."""
+    case = PROGRAMS[name]
+    with warnings.catch_warnings():  # that selectors lose keys is what is asked for
+        warnings.simplefilter("ignore", CausalWarning)
+        made = compile_case(replace(case, causal=not case.causal))
+    return compiled_subject(name, "causal", made)
+
+
 def narrow(name: str) -> Subject:
     """Compressed: four fifths as wide, so that features share directions. Truth only where interchange says so."""
     made = compile_case(PROGRAMS[name])
@@ -192,6 +203,7 @@ TIERS: dict[str, Callable[[str], Subject]] = {
     "rotated": turned,
     "cold": cold,
     "distractors": distracted,
+    "causal": mirrored,
     "compressed": narrow,
     "sparse": sparse,
     "randomised": randomised,

@@ -27,8 +27,8 @@ THRESHOLD = 0.01
 """Of the distance between clean and corrupt outputs: from here on an edge matters."""
 MOST = 20
 """Edges up to which smallest circuits are looked for."""
-FREE = 12
-"""Edges that may or may not be in a circuit, up to which all subsets are tried."""
+TRIED = 4096
+"""Sets of edges that are tried in looking for them."""
 
 
 @dataclass(frozen=True)
@@ -146,24 +146,29 @@ def smallest_circuits(
 ) -> tuple[Tensor, ...] | None:
     """All sets of edges that keep every output right and of which no proper subset does.
 
-    Edges without which, alone, some output is wrong are held to be in every set; all subsets of the others are tried.
-    None where S has more than `MOST` edges, or more than `FREE` of these others.
+    Edges without which, alone, some output is wrong are held to be in every set; subsets of the others are tried from
+    the smallest on, but for those that contain one that suffices. None where S has more than `MOST` edges, or more than
+    `TRIED` sets would have to be tried.
     """
     places = structure.nonzero()
     if len(places) > MOST:
         return None
     wrong = cut_edges(model, batch, replaced, task.wrong, [(r, w) for r, w in places.tolist()]).any(1)
     free = places[~wrong.cpu()]
-    if len(free) > FREE:
-        return None
     core = torch.zeros_like(structure)
     core[tuple(places[wrong.cpu()].T)] = True
     subsets = ((torch.arange(2 ** len(free))[:, None] >> torch.arange(len(free))) & 1).bool()
-    keep = core.repeat(len(subsets), 1, 1)
-    keep[:, free[:, 0], free[:, 1]] = subsets
-    right = (~kept_only(model, batch, replaced, keep, task.wrong).any(1)).cpu()
-    good = subsets[right]
-    # Of two sets that suffice the larger is no smallest one.
-    contains = (good[:, None] | ~good[None]).all(-1) & (good.sum(1)[:, None] > good.sum(1)[None])
-    smallest = right.nonzero()[:, 0][~contains.any(1)]
-    return tuple(keep[i] for i in smallest)
+    found, tried = subsets[:0], 0
+    for size in range(len(free) + 1):
+        some = subsets[subsets.sum(1) == size]
+        some = some[~(some.float() @ found.float().T == found.sum(1)).any(1)]
+        if (tried := tried + len(some)) > TRIED:
+            return None
+        if len(some):
+            keep = core.repeat(len(some), 1, 1)
+            keep[:, free[:, 0], free[:, 1]] = some
+            right = ~kept_only(model, batch, replaced, keep, task.wrong).any(1)
+            found = torch.cat([found, some[right.cpu()]])
+    keep = core.repeat(len(found), 1, 1)
+    keep[:, free[:, 0], free[:, 1]] = found
+    return tuple(keep)

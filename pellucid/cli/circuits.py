@@ -10,7 +10,6 @@ from rich.table import Table
 from pellucid.core.circuit import Circuit
 from pellucid.lab.ablate import last_logits
 from pellucid.lab.config import PruneConfig
-from pellucid.lab.controls import loss_at
 from pellucid.recipes.demo import demo, show
 from pellucid.recipes.tune import CENTRE, tune
 from pellucid.recipes.workbench import Workbench, load_view
@@ -48,17 +47,10 @@ class Prune:
         task = bench.task(self.task)
         with StepProgress(f"prune {self.task}", self.search.steps) as bar:
             circuit = bench.prune(task, self.search, seed=self.seed, progress=bar.step)
-        show_circuit(bench, task, circuit)
-        if self.controls:
+        if self.controls and circuit.metrics["reached"] and circuit.metrics["searched"]:
             with StepProgress("controls", 3 * self.search.steps) as bar:
-                found = bench.controls(task, self.search, seed=self.seed, progress=bar.step)
-            edges = int(circuit.metrics["edges"] or 0)
-            table = Table(
-                "control", f"least loss at {edges} edges or fewer (the task: {self.search.target:g})"
-            )
-            for name, points in found.items():
-                table.add_row(name, f"{loss_at(points, edges):.3f}")
-            results.print(table)
+                bench.controls(task, self.search, seed=self.seed, progress=bar.step)
+        show_circuit(bench, task, circuit)
 
 
 @dataclass
@@ -191,7 +183,8 @@ class Study:
     """Searches at a time, in processes of their own."""
 
     def __call__(self) -> None:
-        from pellucid.recipes.study import stability, study, table  # what --help need not wait for
+        from pellucid.recipes.study import study  # what --help need not wait for
+        from pellucid.recipes.study_report import report
 
         found = study(
             self.runs,
@@ -203,9 +196,8 @@ class Study:
             targets=self.targets,
             jobs=self.jobs,
         )
-        results.print(table(found, self.search.target))
-        if (shared := stability(found, self.search.target)).row_count:
-            results.print(shared)
+        for table in report(found, self.search.target):
+            results.print(table)
         try:
             from pellucid.recipes.figures import edges_figure, necessity_figure, size_figure
 

@@ -60,7 +60,10 @@ class Compile:
 
 @dataclass
 class Bench:
-    """Score methods on compiled programs, whose mechanism is known. What is in OUT already is not run again."""
+    """Score methods on compiled programs, whose mechanism is known. What is in OUT already is not run again.
+
+    OUT's leaderboard is of all results there with this ablation and number of pairs, also of those of earlier calls.
+    """
 
     out: Path = Path("runs/bench")
     """Directory of the results, one file for each model, method and seed, and of the leaderboard."""
@@ -90,8 +93,8 @@ class Bench:
     """Say which methods, programs and tiers there are, and run nothing."""
 
     def __call__(self) -> None:
-        from pellucid.bench.report import write_leaderboard  # what --help need not wait for
-        from pellucid.bench.run import BenchConfig, bench, save_results
+        from pellucid.bench.report import sheets, write_leaderboard  # what --help need not wait for
+        from pellucid.bench.run import BenchConfig, bench, save_results, stored
         from pellucid.recipes.bench import listing, show
 
         if self.listing:
@@ -107,6 +110,9 @@ class Bench:
             ablation=self.ablation,
         )
         cells = bench(config, self.out, jobs=self.jobs)
-        save_results(cells, config, self.out / "results.json")
-        show(write_leaderboard(cells, self.out), results)
+        show(sheets(cells), results)
+        lost = [cell for cell in cells if not cell.key]  # of models that could not be built
+        everything = [*stored(self.out, config), *lost]
+        save_results(everything, config, self.out / "results.json")
+        write_leaderboard(everything, self.out)
         print(self.out / "leaderboard.html")

@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from pellucid.core.checkpoint import content_hash
 from pellucid.core.files import write_atomic
 from pellucid.core.sites import node_sites
 from pellucid.core.transformer import Transformer
@@ -119,7 +120,14 @@ def channel_circuit(
 
 
 def kept_masks(circuit: Circuit, model: Transformer) -> dict[str, Tensor]:
-    """The bool mask (width,) of every node site that the circuit's nodes make."""
+    """The bool mask (width,) of every node site that the circuit's nodes make.
+
+    Raises `ValueError` for a circuit of other nodes than channels, of another model, and of nodes that there are not.
+    """
+    if circuit.universe != "channel":
+        raise ValueError(f"the circuit's nodes must be channels, not of the universe {circuit.universe!r}")
+    if circuit.model != (own := content_hash(model)):
+        raise ValueError(f"the circuit is of model {circuit.model}, this is model {own}")
     masks = {
         site: torch.zeros(width, dtype=torch.bool, device=model.device)
         for site, width in node_sites(model.config).items()

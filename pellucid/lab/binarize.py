@@ -200,7 +200,7 @@ def binarize(
     """
     config = config or BinarizeConfig()
     with frozen(model) as model:
-        kept = circuit_masks(circuit, model)
+        kept = kept_masks(circuit, model) if isinstance(circuit, Circuit) else circuit
         chosen = included(model, kept, config.exclude)
         ablated = keep_only(kept, means)
         pool = task.pairs(config.pool, seed=seed, split="train").to(model.device)
@@ -231,15 +231,6 @@ def binarize(
             config=json.dumps(asdict(config)),
             seed=seed,
         )
-
-
-def circuit_masks(circuit: Circuit | Kept, model: Transformer) -> Kept:
-    """The bool masks of a circuit's nodes; a `ValueError` if it belongs to another model."""
-    if not isinstance(circuit, Circuit):
-        return circuit
-    if circuit.model != (own := content_hash(model)):
-        raise ValueError(f"the circuit belongs to the model {circuit.model!r}, this one is {own!r}")
-    return kept_masks(circuit, model)
 
 
 def included(model: Transformer, kept: Kept, exclude: Sequence[str]) -> dict[str, Tensor]:

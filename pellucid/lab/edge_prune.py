@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from pellucid.core.circuit import Circuit, matrices
+from pellucid.core.circuit import Circuit, kept_masks, matrices
 from pellucid.core.sites import node_sites
 from pellucid.core.taps import Tap
 from pellucid.core.transformer import Transformer
 from pellucid.lab.ablate import Kept, keep_only
 from pellucid.lab.config import STRATA, PruneConfig
 from pellucid.lab.discretize import Discretized, Probe, discretize
-from pellucid.lab.extract import ExtractedCircuit, can_extract, check_fit, circuit_masks, extract
+from pellucid.lab.extract import ExtractedCircuit, can_extract, check_fit, extract
 from pellucid.lab.extracted import CutAttention, CutMLP
 from pellucid.lab.gates import StepGate
 from pellucid.lab.prune import frozen, measure, probe_of
@@ -56,7 +56,7 @@ def prune_edges(
     if circuit.task != task.name:
         raise ValueError(f"the circuit is of task {circuit.task!r}, this is task {task.name!r}")
     with frozen(model) as model:
-        kept, edges = circuit_masks(circuit, model), circuit_edges(model, circuit)
+        kept, edges = kept_masks(circuit, model), circuit_edges(model, circuit)
         probe = EdgeProbe(model, edges, means, probe_of(model, task, means, config, seed))
         own = probe.measure(kept, edges)
         own = replace(own, reached=own.loss <= config.target)
@@ -91,7 +91,7 @@ def edge_model(model: Transformer, kept_edges: Circuit | Edges, means: Mapping[s
             "edges of a model with mlp_input cannot be cut: its MLPs do not read the nodes themselves"
         )
     if isinstance(kept_edges, Circuit):
-        kept_edges = around(circuit_masks(kept_edges, model), circuit_edges(model, kept_edges))
+        kept_edges = around(kept_masks(kept_edges, model), circuit_edges(model, kept_edges))
     cut_model = with_biases(model)
     state = cut_model.state_dict()
     for (writer, reader, weight), (name, row) in zip(matrices(model), addresses(model), strict=True):

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pellucid.core.attention import allowed_keys
-from pellucid.core.checkpoint import content_hash
 from pellucid.core.circuit import Circuit, count_edges, kept_masks
 from pellucid.core.config import ModelConfig
 from pellucid.core.errors import unknown
@@ -47,7 +46,7 @@ def extract(
             "a circuit of a model with AbsTopK cannot be extracted: channels outside it compete for places at "
             f"{', '.join(sparsity.sites)}; run the whole model with keep_only(kept, means)"
         )
-    kept = circuit_masks(circuit, model) if isinstance(circuit, Circuit) else circuit
+    kept = kept_masks(circuit, model) if isinstance(circuit, Circuit) else circuit
     check_fit("mask", kept, config)
     check_fit("mean", means, config)
     for site, mask in kept.items():
@@ -69,15 +68,6 @@ def competes(config: ModelConfig) -> bool:
 def can_extract(config: ModelConfig, means: Mapping[str, Tensor]) -> bool:
     """Whether circuits of a model can be extracted: it has no AbsTopK, and its means are the same at every position."""
     return not competes(config) and all(mean.dim() == 1 for mean in means.values())
-
-
-def circuit_masks(circuit: Circuit, model: Transformer) -> dict[str, Tensor]:
-    """`kept_masks` of a channel circuit of this very model."""
-    if circuit.universe != "channel":
-        raise ValueError(f"only channel circuits can be extracted, not those of {circuit.universe!r} nodes")
-    if circuit.model != content_hash(model):
-        raise ValueError(f"the circuit is of model {circuit.model}, this is model {content_hash(model)}")
-    return kept_masks(circuit, model)
 
 
 def check_fit(kind: str, values: Mapping[str, Tensor], config: ModelConfig) -> None:

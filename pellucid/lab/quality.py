@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pellucid.core.checkpoint import content_hash
 from pellucid.core.circuit import Circuit, Frozen, Node, kept_masks, matrices
 from pellucid.core.taps import Recorder
 from pellucid.core.transformer import Transformer
@@ -72,11 +71,9 @@ def node_quality(
 
     Raises `ValueError` for a circuit of another model, a quantile outside 0..1 and a corpus of under `2 * n` tokens.
     """
-    if circuit.model != (own := content_hash(model)):
-        raise ValueError(f"the circuit belongs to the model {circuit.model!r}, this one is {own!r}")
+    kept_masks(circuit, model)
     if not all(0 <= q <= 1 for q in quantiles):
         raise ValueError(f"quantiles must lie in 0..1, got {tuple(quantiles)}")
-    kept_masks(circuit, model)
     if not circuit.nodes:
         return []
     nodes, (seq_len, window) = circuit.nodes, fitted(model, tokens, n, seq_len, window)

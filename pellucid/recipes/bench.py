@@ -41,14 +41,18 @@ SHOWN = (
     "seconds",
     "stability",
 )
-"""The columns of the leaderboard that a terminal has room for."""
+"""The columns of the leaderboard that a wide terminal has room for."""
+FEWER = ("method", "AP, E", "recall at 1%", "sufficiency", "passes", "seconds")
+WIDE = 140
+"""Characters in a line that the columns `SHOWN` need."""
 
 
 def show(sheets: Sequence[Sheet], console: Console) -> None:
-    """Print the leaderboards, and what failed."""
+    """Print the leaderboards, and what does not apply or failed."""
+    columns = SHOWN if console.width >= WIDE else FEWER
     for sheet in sheets:
         whole = sheet.head[0].endswith("tier") or "also" in sheet.head
-        chosen = [i for i, name in enumerate(sheet.head) if whole or name in SHOWN]
+        chosen = [i for i, name in enumerate(sheet.head) if whole or name in columns]
         if whole or "passes" in sheet.head:
             first, *heads = [escape(sheet.head[i]) for i in chosen]
             longest = max(len(row[0]) for row in sheet.rows)

@@ -14,14 +14,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from pellucid.core.checkpoint import find_checkpoint, load_model, load_tokenizer
-from pellucid.core.circuit import Circuit, Node
+from pellucid.core.circuit import Circuit, Node, kept_masks
 from pellucid.core.errors import unknown
 from pellucid.core.sites import node_sites
 from pellucid.core.taps import Recorder, Tap
 from pellucid.core.transformer import Transformer
 from pellucid.data.words import function_name, phrase
 from pellucid.lab.ablate import Kept, last_logits, last_logits_by_length
-from pellucid.lab.extract import circuit_masks
 from pellucid.lab.faithful import resampled_logits
 from pellucid.lab.means import stored_means
 from pellucid.lab.prune import frozen
@@ -51,13 +50,13 @@ class Case:
             raise unknown("explained circuit", task, kept)
         model, tokenizer = load_model(path, device=device), load_tokenizer(path)
         circuit = Circuit.load(kept[task])
-        circuit_masks(circuit, model)
+        kept_masks(circuit, model)
         return cls(model, tokenizer, stored_means(path, model, ()), make_task(task, tokenizer), circuit)
 
     @property
     def kept(self) -> dict[str, Tensor]:
         """The circuit as masks."""
-        return circuit_masks(self.circuit, self.model)
+        return kept_masks(self.circuit, self.model)
 
 
 def node(name: str) -> Node:

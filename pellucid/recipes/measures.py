@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from rich.table import Table
 from torch import Tensor
 
-from pellucid.core.circuit import Frozen
+from pellucid.core.circuit import Frozen, kept_masks
 from pellucid.core.files import write_atomic
 from pellucid.core.taps import Recorder, chain
 from pellucid.core.transformer import Transformer
@@ -27,7 +27,6 @@ from pellucid.lab.binarize import (
     BinarizeConfig,
     Binarized,
     binarize,
-    circuit_masks,
     measured,
     steps_of,
 )
@@ -100,7 +99,7 @@ def binarize_study(
                     target=target,
                     binarized=binarized,
                     shares=share_losses(
-                        bench.model, task, circuit_masks(circuit, bench.model), means, binarized, config
+                        bench.model, task, kept_masks(circuit, bench.model), means, binarized, config
                     ),
                 )
                 write_atomic(file, found.model_dump_json() + "\n")

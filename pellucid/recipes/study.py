@@ -1,23 +1,16 @@
 """The study of circuits: every task pruned out of several models, with baselines and controls, and what it adds up to.
 
-One file for each model, task and seed, so that a stopped study goes on, more can be asked of it later, and several
-processes can share one.
+One file for each model, task and seed, so that a stopped study goes on and more can be asked of it later.
 """
 
 import os
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
-from rich.table import Table
 from torch import Tensor
 
 from pellucid.core.checkpoint import boxed, content_hash, load_model
@@ -25,7 +18,6 @@ from pellucid.core.circuit import Circuit, count_edges
 from pellucid.core.errors import unknown
 from pellucid.core.files import write_atomic
 from pellucid.core.processes import in_processes
-from pellucid.lab.compare import jaccard
 from pellucid.lab.config import Method, PruneConfig
 from pellucid.lab.controls import Point, curve
 from pellucid.lab.controls import controls as search_controls
@@ -185,12 +177,17 @@ def study(
     """All `tasks` in all `runs`, in `jobs` processes; what is in `out` already is not done again, and what it lacks of
     the targets, baselines and controls is added to it.
 
-    Raises ValueError for an unknown task, two runs of one name, or if what is there is of another search or model.
+    Raises ValueError for an unknown task, no runs or seeds, two runs of one name, controls for a task that is not asked,
+    or if what is there is of another search or model.
     """
     out, config, runs = Path(out), config or PruneConfig(), [Path(run) for run in runs]
+    if not runs or not seeds:
+        raise ValueError(f"a study needs at least one run and one seed, got {len(runs)} and {len(seeds)}")
     tasks, asked = list(tasks or TASKS), set(controls_for)
     for name in {*tasks, *asked} - TASKS.keys():
         raise unknown("task", name, TASKS)
+    if others := asked - set(tasks):
+        raise ValueError(f"controls are asked for {', '.join(sorted(others))}, which is not among the tasks")
     if len({run_name(run) for run in runs}) < len(runs):
         raise ValueError(f"the runs of a study need names of their own, got {', '.join(map(str, runs))}")
 
@@ -245,95 +242,3 @@ def load_result(file: Path) -> TaskStudy:
 def load_study(out: str | Path) -> list[TaskStudy]:
     """Every result in `out`."""
     return [load_result(file) for file in sorted(Path(out).glob("*/*.json"))]
-
-
-def ratio(
-    results: Sequence[TaskStudy], large: str, small: str, target: float = 0.15, *, draws: int = 10_000
-) -> dict[str, float]:
-    """The geometric mean over tasks (and seeds) of edges in the run `large` over edges in `small`, at one target.
-
-    Only tasks that both reach count; `low` and `high` are a 95% bootstrap interval over tasks.
-    """
-    edges = {(r.run, r.task, r.seed): r.edges(target) for r in results}
-    logs: dict[str, list[float]] = {}
-    for (run, task, seed), n in edges.items():
-        m = edges.get((small, task, seed))
-        if run == large and n is not None and m is not None:
-            logs.setdefault(task, []).append(float(np.log((n + 1) / (m + 1))))
-    if not logs:
-        return {"ratio": float("nan"), "low": float("nan"), "high": float("nan"), "tasks": 0}
-    means = [fmean(values) for values in logs.values()]
-    low, high = interval(means, fmean, draws)
-    return {
-        "ratio": float(np.exp(fmean(means))),
-        "low": float(np.exp(low)),
-        "high": float(np.exp(high)),
-        "tasks": len(means),
-    }
-
-
-def interval(
-    values: Sequence[float], statistic: Callable[[Sequence[float]], float], draws: int = 10_000
-) -> tuple[float, float]:
-    """A 95% bootstrap interval of `statistic`."""
-    rng = random.Random(0)
-    found = sorted(statistic(rng.choices(values, k=len(values))) for _ in range(draws))
-    return found[int(0.025 * draws)], found[int(0.975 * draws)]
-
-
-def table(results: Sequence[TaskStudy], target: float = 0.15) -> Table:
-    """Edges by task and run, and what the circuits were measured to be."""
-    out = Table(
-        "task",
-        "run",
-        "edges",
-        "nodes",
-        "loss",
-        "held out",
-        "ablated",
-        "half ablated",
-        "other prompt's",
-        "attribution",
-    )
-    for r in sorted(results, key=lambda r: (r.task, r.run, r.seed)):
-        circuit = r.circuits.get(f"{target:g}")
-        if circuit is None or r.refused:
-            out.add_row(r.task, r.run, r.refused or f"the whole model's loss is above {target:g}")
-            continue
-        m = circuit.metrics
-        numbers = (
-            "full_task_loss",
-            "calibrated_task_loss",
-            "ablated_task_loss",
-            "partial_task_loss",
-            "resample_task_loss",
-        )
-        edges = str(m["edges"]) if m["reached"] else str(m["verdict"])
-        out.add_row(
-            r.task,
-            r.run,
-            edges,
-            str(m["nodes"]),
-            *(f"{m[k]:.3f}" for k in numbers),
-            str(r.baselines.get("attribution", "")),
-        )
-    return out
-
-
-def stability(results: Sequence[TaskStudy], target: float = 0.15) -> Table:
-    """The mean pairwise Jaccard index of the nodes of circuits of different seeds, for each task and run that has several."""
-    out = Table("task", "run", "seeds", "nodes shared over seeds (Jaccard)")
-    cells = sorted((r for r in results if r.edges(target) is not None), key=lambda r: (r.task, r.run, r.seed))
-    for (task, run), group in groupby(cells, key=lambda r: (r.task, r.run)):
-        found = list(group)
-        if len(found) > 1:
-            seeds = ", ".join(str(r.seed) for r in found)
-            out.add_row(task, run, seeds, f"{shared_nodes([r.circuits[f'{target:g}'] for r in found]):.2f}")
-    return out
-
-
-def shared_nodes(circuits: Sequence[Circuit]) -> float:
-    """The mean pairwise Jaccard index of circuits' nodes."""
-    nodes = [set(circuit.nodes) for circuit in circuits]
-    union = list(set().union(*nodes))
-    return jaccard([{"nodes": torch.tensor([n in own for n in union], dtype=torch.bool)} for own in nodes])

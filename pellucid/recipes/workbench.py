@@ -26,7 +26,7 @@ from pellucid.core.transformer import Transformer
 from pellucid.data.prepare import prepare
 from pellucid.data.shards import Shard
 from pellucid.lab.config import PruneConfig
-from pellucid.lab.controls import Point, controls
+from pellucid.lab.controls import Point, controls, loss_at
 from pellucid.lab.faithful import text_kl
 from pellucid.lab.means import node_means, stored_means
 from pellucid.lab.prune import frozen, prune
@@ -164,11 +164,24 @@ class Workbench:
             "task": task.name,
             "tokens": self.metadata["tokens"],
             **circuit.metrics,
+            **self.control_losses(circuit),
             "token_edges": circuit.token_edges,
         }
         view = model_view(name, self.description, subject, circuit, facts, curves)
         write_atomic(self.folder(task.name, made_by(circuit)) / "view.json", view.model_dump_json() + "\n")
         return view
+
+    def control_losses(self, circuit: Circuit) -> dict[str, float]:
+        """The least loss of each control within the circuit's edges, where controls of its search are written."""
+        file = self.folder(circuit.task, made_by(circuit)) / "controls.json"
+        if not file.exists():
+            return {}
+        found = json.loads(file.read_text())
+        edges = int(circuit.metrics["edges"] or 0)
+        return {
+            f"control_{name}": loss_at([Point(**point) for point in points], edges)
+            for name, points in found.items()
+        }
 
     @property
     def description(self) -> str:

@@ -48,6 +48,17 @@ MEASURES: tuple[tuple[str, str, str, Callable[[Value], str], Callable | None], .
     ("ablated_task_loss", "Task loss, circuit ablated", "With only the circuit's nodes frozen at their mean: how necessary it is.", nats, None),
     ("random_ablated_task_loss", "Task loss, random others ablated", "With as many random nodes outside the circuit frozen, site by site; mean of 8 draws.", nats, None),
     ("nothing_task_loss", "Task loss, all nodes ablated", "What the embedding, unembedding and bigram table do alone.", nats, None),
+    ("partial_task_loss", "Task loss, half of the others ablated", "With a random half of the other nodes frozen; mean of 20 draws, recalibrated.", nats, None),
+    ("partial_shift", "- how far that moves it", "Mean distance of these losses from the circuit's own: how much the circuit rests on what is frozen.", nats, None),
+    ("resample_task_loss", "Task loss, others from the other prompt", "With the other nodes as they are in the pair's other prompt, which asks for the other answer.", nats, None),
+    ("kl", "KL on the task", "From the model's next-token distribution to the circuit's, in nats.", nats, None),
+    ("text_kl", "KL on pretraining text", "The same, a token of text: what else the model does.", nats, None),
+    ("pattern_distance", "Attention moved", "Total variation between attention patterns in circuit and model, over the circuit's heads.", nats, None),
+    ("activation_correlation", "Activations alike", "Correlation of kept nodes' activations in circuit and model; the mean over nodes.", nats, None),
+    *(
+        (f"control_{name}", f"Control: {what}", "The least loss that the same search reaches there within the circuit's edges; low means that the circuit says little. Searched where asked for (--controls).", nats, None)
+        for name, what in (("shuffled", "shuffled answers"), ("nonsense", "answers that mean nothing"), ("untrained", "untrained model"))
+    ),
 )  # fmt: skip
 
 

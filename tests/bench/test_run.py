@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import EntryPoint
 
@@ -15,12 +16,15 @@ import torch
 
 from pellucid.bench import cache, run, squeezed
 from pellucid.bench import methods as registry
-from pellucid.bench.methods import Method, find_methods, pick_methods
+from pellucid.bench.methods import Method, Reading, find_methods, pick_methods
+from pellucid.bench.readings import logit_lens
 from pellucid.bench.report import markdown, page, sheets, write_leaderboard
 from pellucid.bench.run import BenchConfig, Cell, bench, describe, read_cell, save_results
 from pellucid.bench.subject import make_subject
+from pellucid.cli import main
 from pellucid.core.edges import edge_table
 from pellucid.core.record import record
+from pellucid.lab.baselines import random
 from pellucid.lab.patch import patch_edges
 from pellucid.lab.scores import Scores
 
@@ -107,7 +111,7 @@ def test_a_method_that_exits_stops_nothing(tmp_path, add):
         sys.exit(3)
 
     add(exits=exits)
-    first, after = bench(one(methods=("exits", "random")), tmp_path)
+    after, first = bench(one(methods=("exits", "random")), tmp_path)
     assert first.failed == "SystemExit: 3"
     assert after.failed is None
 
@@ -124,7 +128,7 @@ def test_a_model_that_fails_is_reported_with_its_reason_and_the_rest_goes_on(tmp
     monkeypatch.setattr(run, where, fails)
     config = BenchConfig(methods=("random", "degree"), programs=("hist", "copy"), tiers=("raw",), pairs=4)
     found = bench(config, tmp_path)
-    assert [c.failed for c in found] == ["MemoryError: too large"] * 2 + [None] * 2
+    assert {(c.program, c.failed) for c in found} == {("hist", "MemoryError: too large"), ("copy", None)}
     (failed,) = (s for s in sheets(found) if s.title == "What failed")
     assert [row[1:] for row in failed.rows] == [
         ("hist", name, "0", "MemoryError: too large") for name in ("random", "degree")
@@ -211,7 +215,9 @@ def test_partial_functions_and_callable_objects_are_methods_too(tmp_path, add):
     assert a.metrics == b.metrics == c.metrics
 
 
-def test_an_entry_point_that_does_not_load_is_named(monkeypatch, add):
+def test_an_entry_point_that_does_not_load_fails_with_the_reason_and_the_rest_goes_on(
+    monkeypatch, tmp_path, add
+):
     class Broken:
         name, value = "broken", "package:method"
 
@@ -219,11 +225,17 @@ def test_an_entry_point_that_does_not_load_is_named(monkeypatch, add):
             raise AttributeError("no such thing")
 
     monkeypatch.setattr(registry, "entry_points", lambda group: [Broken()])
-    with pytest.raises(ValueError, match=r"'broken' cannot be loaded from package:method: no such thing"):
-        find_methods()
+    found = {c.method: c for c in bench(one(methods=("broken", "random")), tmp_path)}
+    assert found["broken"].failed == "ImportError: cannot be loaded from package:method: no such thing"
+    assert found["random"].failed is None
     add(number=3)
-    with pytest.raises(ValueError, match="'number' is no function"):
-        find_methods()
+    assert find_methods()["number"].meaning == "cannot be loaded from 3: 3 is no function"
+
+
+def test_a_package_can_add_a_reading_and_a_method_with_options(tmp_path, add):
+    add(lens=Reading("other", logit_lens), nodes=Method("nodes", random, {"universe": "node"}))
+    lens, nodes = bench(one(methods=("lens", "nodes")), tmp_path)
+    assert (lens.method, lens.universe, nodes.method, nodes.universe) == ("lens", "reading", "nodes", "node")
 
 
 def test_what_is_named_twice_is_run_once():
@@ -236,6 +248,13 @@ def test_what_is_named_twice_is_run_once():
         ("raw",),
         (0,),
     )
+
+
+def test_a_method_that_does_not_apply_is_listed_with_its_reason(tmp_path):
+    cells = bench(replace(one("shift", methods=("das", "random")), seeds=(0, 1)), tmp_path)
+    (sheet,) = [s for s in sheets(cells) if s.title == "Does not apply"]
+    assert sheet.rows == (("raw", "shift", "das", cells[-1].skipped),)
+    assert "nothing but its output" in (cells[-1].skipped or "")
 
 
 def test_reasons_are_text_in_markdown_too():
@@ -268,12 +287,45 @@ def test_results_are_kept_and_a_changed_method_is_run_again(tmp_path, add):
     assert calls == [0, 1]
     assert bench(config, tmp_path) == first
     assert calls == [0, 1]
-    file = tmp_path / "raw" / "hist" / "counted-1.json"
+    file = tmp_path / "raw" / "hist" / "resample-4" / "counted-1.json"
     file.write_text(file.read_text()[:40])  # a file cut short is no result
     assert [c.metrics for c in bench(config, tmp_path)] == [c.metrics for c in first]
     assert calls == [0, 1, 1]
-    bench(BenchConfig(methods=("counted",), programs=("hist",), tiers=("raw",), pairs=5), tmp_path)
-    assert calls == [0, 1, 1, 0]
+    for other in (replace(config, pairs=5), replace(config, ablation="mean")):
+        bench(other, tmp_path)
+    assert calls == [0, 1, 1, 0, 1, 0, 1]
+    bench(config, tmp_path)  # results of other configurations lie beside it
+    assert len(calls) == 7
+
+
+def test_a_leaderboard_is_of_all_that_earlier_calls_made_by_the_same_code(tmp_path, add, monkeypatch):
+    add(counted=patch_edges)
+    first = bench(one(methods=("random", "counted")), tmp_path)
+    second = bench(one("shift", methods=("random",), seeds=(0, 1)), tmp_path)
+    other = replace(one(methods=("random",)), ablation="mean")
+    third = bench(other, tmp_path)
+    assert run.stored(tmp_path, one()) == [*second, *first]
+    assert run.stored(tmp_path, other) == third
+    place = tmp_path / "raw" / "hist" / "resample-4"
+    (place / "random-0.json").write_text("{")
+    add(counted=raises)
+    assert run.stored(tmp_path, one()) == second
+    command = [
+        "bench",
+        "--out",
+        str(tmp_path),
+        "--programs",
+        "hist",
+        "--methods",
+        "random",
+        "--tiers",
+        "raw",
+        "--pairs",
+        "4",
+    ]
+    main(command)
+    cells = json.loads((tmp_path / "results.json").read_text())["cells"]
+    assert [(c["program"], c["seed"]) for c in cells] == [("shift", 0), ("shift", 1), ("hist", 0)]
 
 
 @pytest.mark.slow
@@ -282,7 +334,7 @@ def test_a_run_whose_parent_is_stopped_ends_with_its_workers_and_goes_on_later(t
     command = [sys.executable, "-m", "pellucid", "bench", "--out", str(tmp_path), "--methods", "random", "das",
                "--programs", "sort_freq", "induction", "--tiers", "raw", "--jobs", "2", "--seeds", "3"]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as parent:
-        while not (kept := list(tmp_path.glob("raw/*/random-2.json"))):
+        while not (kept := list(tmp_path.glob("raw/*/*/random-2.json"))):
             assert parent.poll() is None
             time.sleep(0.1)
         parent.send_signal(stop)
@@ -463,7 +515,7 @@ def test_the_truth_names_what_each_neuron_computes_and_what_nothing_reads(tier):
 def test_cells_come_back_from_their_files(tmp_path):
     cells = bench(FAST, tmp_path)
     for cell in cells:
-        file = tmp_path / cell.tier / cell.program / f"{cell.method}-{cell.seed}.json"
+        file = tmp_path / cell.tier / cell.program / FAST.group / f"{cell.method}-{cell.seed}.json"
         assert read_cell(file, cell.key) == cell
         assert read_cell(file, "another") is None
     save_results(cells, FAST, tmp_path / "results.json")

@@ -33,7 +33,7 @@ def test_what_matters_is_part_of_the_structure(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUITE)
-@pytest.mark.parametrize("tier", ["raw", "rotated", "cold", "distractors"])
+@pytest.mark.parametrize("tier", ["raw", "rotated", "cold", "distractors", "causal"])
 def test_every_model_of_the_suite_holds_its_certificate_and_its_structure(name, tier):
     subject = make_subject(name, tier)
     assert subject.certificate["holds"]
@@ -83,6 +83,21 @@ def test_a_redundant_or_has_two_circuits_and_no_edge_of_either_way_is_needed():
     a, b = truth.circuits
     assert (a & ~b).any()
     assert (b & ~a).any()
+
+
+def test_one_circuit_of_two_edges_among_sixteen_is_found():
+    truth = make_subject("constant_branch", "raw").truth
+    assert truth.structure.sum() == 16
+    assert truth.circuits is not None
+    assert [int(c.sum()) for c in truth.circuits] == [2]
+
+
+@pytest.mark.parametrize("name", ["hist", "induction"])
+def test_the_causal_tier_is_the_same_program_the_other_way(name):
+    subject, raw = make_subject(name, "causal"), make_subject(name, "raw")
+    assert subject.certificate["holds"]
+    assert subject.model.config.causal is not raw.model.config.causal
+    assert subject.truth.circuits
 
 
 @pytest.mark.parametrize("name", SOME)

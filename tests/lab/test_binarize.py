@@ -232,7 +232,7 @@ def test_bad_input_is_named(model, means, kept):
     with pytest.raises(ValueError, match="no node to binarise"):
         run({site: torch.zeros_like(mask) for site, mask in kept.items()})
     stranger = channel_circuit(model, kept, task="toy", model_hash="feedbeef")
-    with pytest.raises(ValueError, match="belongs to the model 'feedbeef', this one is"):
+    with pytest.raises(ValueError, match="is of model feedbeef, this is model"):
         run(stranger)
     for fields, message in (
         ({"thresholds": (0.5, 1.0)}, "thresholds must lie between 0 and 1"),

@@ -197,7 +197,7 @@ def test_circuits_and_means_that_do_not_fit():
         ({"circuit": circuit}, f"of model 0123, this is model {content_hash(model)}"),
         (
             {"circuit": Circuit(universe="component", task="", model="", nodes=(), edges=())},
-            "only channel circuits",
+            "must be channels, not of the universe 'component'",
         ),
     ]
     for arguments, message in wrong:

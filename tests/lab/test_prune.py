@@ -124,7 +124,7 @@ def test_edges_are_nonzero_weights_between_kept_nodes(model):
             for w in range(weight.shape[1]):
                 if weight[r, w] != 0 and kept[reader][r] and kept[writer][w]:
                     by_hand.add((f"{writer}:{w}", f"{reader}:{r}", weight[r, w].item()))
-    circuit = channel_circuit(sparse, kept, task="toy", model_hash="x")
+    circuit = channel_circuit(sparse, kept, task="toy", model_hash=content_hash(sparse))
     assert {(str(e.writer), str(e.reader), e.weight) for e in circuit.edges} == by_hand
     assert count_edges(sparse, kept) == len(by_hand) > 10
     assert all(torch.equal(m, kept[site]) for site, m in kept_masks(circuit, sparse).items())
@@ -227,9 +227,13 @@ def test_a_circuit_comes_back_from_json_and_nonsense_is_named(circuit, tmp_path)
     (tmp_path / "bad.json").write_text('{"task": "toy"}')
     with pytest.raises(ValueError, match=r"bad\.json is not a circuit"):
         Circuit.load(tmp_path / "bad.json")
-    stray = Circuit(task="toy", model="x", nodes=(Node(site="0.mlp.act", channel=99),), edges=())
+    stray = Circuit(
+        task="toy", model=content_hash(toy_model()), nodes=(Node(site="0.mlp.act", channel=99),), edges=()
+    )
     with pytest.raises(ValueError, match=r"the model has no node 0\.mlp\.act:99"):
         kept_masks(stray, toy_model())
+    with pytest.raises(ValueError, match="the circuit is of model x, this is model"):
+        kept_masks(stray.model_copy(update={"model": "x"}), toy_model())
     edge = Edge(writer=Node(site="0.attn.in", channel=1), reader=Node(site="0.attn.q", channel=2), weight=0.5)
     assert Edge.model_validate_json(edge.model_dump_json()) == edge
 

@@ -159,7 +159,7 @@ def test_windows_differ_and_none_is_left_out():
 
 
 def test_bad_input_is_named(model, circuit):
-    with pytest.raises(ValueError, match=r"the circuit belongs to the model '\w+', this one is '\w+'"):
+    with pytest.raises(ValueError, match=r"the circuit is of model \w+, this is model \w+"):
         node_quality(toy_model(), TEXT, circuit)
     with pytest.raises(ValueError, match=r"quantiles must lie in 0\.\.1, got \(0\.5, 1\.5\)"):
         node_quality(model, TEXT, circuit, quantiles=(0.5, 1.5))

@@ -20,7 +20,8 @@ from pellucid.recipes import study as studying
 from pellucid.recipes import workbench
 from pellucid.recipes.figures import edges_figure, necessity_figure, size_figure
 from pellucid.recipes.recipe import run
-from pellucid.recipes.study import TaskStudy, load_study, ratio, stability, study, table
+from pellucid.recipes.study import TaskStudy, load_study, study
+from pellucid.recipes.study_report import baseline_ratio, comparisons, controls_table, ratio, stability, table
 from pellucid.recipes.workbench import Workbench
 from pellucid.tasks import make_task
 from tests.recipes.test_ablations import tiny
@@ -62,11 +63,41 @@ def test_the_ratio_is_a_geometric_mean_over_tasks_that_both_reach():
     ]  # fmt: skip
     found = ratio(results, "dense", "sparse")
     of_b = math.sqrt(40 * 4)  # over its seeds
-    assert found["tasks"] == 2
-    assert found["ratio"] == pytest.approx(math.sqrt(10 * of_b))
-    assert found["low"] == pytest.approx(10)
-    assert found["high"] == pytest.approx(of_b)
-    assert math.isnan(ratio(results, "dense", "none")["ratio"])
+    assert found == pytest.approx((math.sqrt(10 * of_b), 10, of_b, 2))
+    assert math.isnan(ratio(results, "dense", "none").times)
+    assert [list(column.cells) for column in comparisons(results).columns[:2]] == [["dense"], ["sparse"]]
+
+
+def test_a_baseline_is_compared_with_the_search_in_the_same_run():
+    def found(task, edges, attribution):
+        return result("sparse", task, edges).model_copy(update={"baselines": {"attribution": attribution}})
+
+    results = [found("a", 9, 39), found("b", 9, 159), found("c", 9, None), found("d", None, 50)]
+    assert baseline_ratio(results, "sparse", "attribution") == pytest.approx((8, 4, 16, 2))
+    (row,) = zip(*(column.cells for column in comparisons(results).columns), strict=True)
+    assert row == ("sparse, attribution", "sparse, as searched", "8.0", "4.0 to 16.0", "2")
+
+
+def test_a_control_that_the_search_solves_is_marked():
+    def with_controls(task, edges, untrained):
+        points = {
+            "shuffled": [Point(1, 9, 0.7, 0.7)],
+            "nonsense": [Point(1, 9, 0.6, 0.7), Point(2, 90, 0.1, 0.1)],
+        }
+        curves = {**points, "untrained": [Point(1, 9, untrained, 0.7)]}
+        return result("sparse", task, edges).model_copy(update={"curves": curves})
+
+    results = [
+        with_controls("a", 20, 0.55),
+        with_controls("b", 20, 0.08),
+        with_controls("c", None, 0.1),
+        result("sparse", "d", 3),
+    ]
+    rows = list(zip(*(column.cells for column in controls_table(results).columns), strict=True))
+    assert rows == [
+        ("a", "sparse", "0", "20", "0.600", "0.700", "0.550"),
+        ("b", "sparse", "0", "20", "0.600", "0.700", "[bold red]0.080![/]"),
+    ]
 
 
 def test_results_are_drawn_and_tabulated_also_where_nothing_was_reached(tmp_path):
@@ -202,6 +233,12 @@ def test_tasks_that_the_tokenizer_splits_are_refused_with_the_reason_and_the_res
 def test_what_a_study_cannot_tell_apart_or_read_is_named(runs, tmp_path):
     with pytest.raises(ValueError, match="unknown task 'for_whilst'; did you mean 'for_while'"):
         study([runs / "run"], runs / "out", controls_for=["for_whilst"])
+    with pytest.raises(ValueError, match="controls are asked for if_equals, which is not among the tasks"):
+        study([runs / "run"], runs / "out", tasks=["for_while"], controls_for=["if_equals"])
+    for nothing in ({"runs": []}, {"runs": [runs / "run"], "seeds": ()}):
+        with pytest.raises(ValueError, match="at least one run and one seed"):
+            study(**nothing, out=runs / "out")
+    assert not (runs / "out").exists()
     with pytest.raises(ValueError, match=r"need names of their own, got .*a/run, .*b/run"):
         study([tmp_path / "a" / "run", tmp_path / "b" / "run"], runs / "out")
     file = runs / "out" / "run" / "for_while-0.json"

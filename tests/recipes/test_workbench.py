@@ -1,6 +1,7 @@
 """Pruning a run: the same search is made once, and no search, model or mistake costs a circuit that is there."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -78,12 +79,18 @@ def test_searches_of_one_run_are_kept_side_by_side_with_what_came_of_them(bench,
     prune(bench, SEARCH, "--controls")
     first = files(bench)
     assert first.keys() == {"circuit.json", "view.json", "controls.json"}
+    shown, points = json.loads(first["view.json"])["metrics"], json.loads(first["controls.json"])
+    for name in ("shuffled", "nonsense", "untrained"):
+        within = [p["loss"] for p in points[name] if p["edges"] <= shown["edges"]]
+        assert shown[f"control_{name}"] == pytest.approx(min(within, default=math.log(2)))
+    assert "Control: untrained model" in capsys.readouterr().out
     prune(bench, OTHER)
     both = files(bench)
     (old,) = {name.split("/")[0] for name in both} - {"circuit.json", "view.json"}
     assert both.keys() == {"circuit.json", "view.json", *(f"{old}/{name}" for name in first)}
     assert {name: both[f"{old}/{name}"] for name in first} == first
     assert json.loads(both["circuit.json"])["metrics"]["target"] == 0.8
+    assert "control_untrained" not in json.loads(both["view.json"])["metrics"]
     assert load_view(bench.path).metrics["target"] == 0.8
     assert load_view(bench.path / "circuits" / TASK / old).metrics["target"] == 0.9
     prune(bench, SEARCH, "--seed", "1")
