@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pellucid.cli import main
+from pellucid.core.checkpoint import content_hash
 from pellucid.core.circuit import channel_circuit, kept_masks
 from pellucid.data import train_tokenizer
 from pellucid.lab.ablate import keep_only, task_loss
@@ -35,7 +36,7 @@ def setting():
     means = node_means(model, TEXT, seq_len=15)
     subject = Subject(model, train_tokenizer([], 257), means, ToyTask(), TEXT)
     metrics = {"reached": True, "searched": True, "target": 0.15, "calibrated_task_loss": 0.01}
-    circuit = channel_circuit(model, kept, task="toy", model_hash="x", metrics=metrics)
+    circuit = channel_circuit(model, kept, task="toy", model_hash=content_hash(model), metrics=metrics)
     view = model_view("toy", "a toy", subject, circuit, metrics, {"loss": [(0.0, 1.0), (1.0, 0.5)]})
     return Setting(subject, circuit, view)
 

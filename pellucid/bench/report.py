@@ -36,6 +36,8 @@ COLUMNS = {
 MAIN = next(iter(COLUMNS))
 OVERVIEW = (MAIN, "auroc_S", "recall_1pc", "sufficiency")
 """The numbers that are compared between tiers."""
+BY_PROGRAM = (MAIN, "recall_1pc", "sufficiency")
+"""The numbers of which one is shown for each program."""
 INTERVALS = (MAIN, "recall_1pc")
 """The numbers that are shown with an interval."""
 
@@ -112,7 +114,7 @@ def sheets(cells: Sequence[Cell]) -> list[Sheet]:
                 continue
             if methods:
                 made.append(leaderboard(tier, universe, here, methods, numbers, steady))
-                made.append(program_sheet(tier, universe, here, methods, numbers[MAIN]))
+                made.append(program_sheet(tier, universe, here, methods, numbers))
             if (pairs := paired_sheet(tier, universe, methods, numbers[MAIN])).rows:
                 made.append(pairs)
     if void:
@@ -214,14 +216,23 @@ def program_sheet(
     universe: str,
     cells: Sequence[Cell],
     methods: Sequence[str],
-    numbers: dict[tuple[str, str], dict[str, float]],
+    numbers: dict[str, dict[tuple[str, str], dict[str, float]]],
 ) -> Sheet:
-    """One number by program and method."""
-    rows = tuple(
-        (program, *(written(numbers.get((tier, m), {}).get(program)) for m in methods))
-        for program in unique(c.program for c in cells)
+    """One number by program and method: the first of `BY_PROGRAM` that at least half of the programs have."""
+    programs = unique(c.program for c in cells)
+    metric = next(
+        (
+            metric
+            for metric in BY_PROGRAM
+            if 2 * len({p for m in methods for p in numbers[metric].get((tier, m), {})}) >= len(programs)
+        ),
+        MAIN,
     )
-    note = f"{COLUMNS[MAIN]}. Empty where all parts matter, or none."
+    rows = tuple(
+        (program, *(written(numbers[metric].get((tier, m), {}).get(program)) for m in methods))
+        for program in programs
+    )
+    note = f"{COLUMNS[metric]}. Empty where it has no meaning: for AP, where all parts matter, or none."
     return Sheet(f"{tier}: {universe}s by program", note, ("program", *methods), rows)
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from pellucid.core.checkpoint import content_hash
+from pellucid.core.errors import places
 from pellucid.core.files import write_atomic
 from pellucid.core.sites import node_sites
 from pellucid.core.transformer import Transformer
@@ -65,7 +66,7 @@ class Circuit(Frozen):
         try:
             return cls.model_validate_json(Path(path).read_text())
         except ValidationError as error:
-            raise ValueError(f"{path} is not a circuit: {error}") from None
+            raise ValueError(f"{path} is not a circuit: {places(error)}") from None
 
 
 def matrices(model: Transformer) -> list[tuple[str, str, Tensor]]:

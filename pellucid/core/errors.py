@@ -1,7 +1,9 @@
-"""How Pellucid says that a name is wrong: the name, and the nearest right ones."""
+"""How Pellucid says what is wrong: a name and the nearest right ones, or the places in a file."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+from pydantic import ValidationError
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
@@ -14,3 +16,13 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> ValueError:
         else f"known: {', '.join(known) or 'none'}"
     )
     return ValueError(f"unknown {kind} {name!r}; {hint}")
+
+
+def places(error: ValidationError, most: int = 3) -> str:
+    """What pydantic found wrong, in a line: the first few places, each with its reason."""
+    found = [
+        ": ".join(filter(None, (".".join(map(str, e["loc"])), e["msg"])))
+        for e in error.errors(include_url=False)
+    ]
+    more = f"; and {len(found) - most} more" if len(found) > most else ""
+    return "; ".join(found[:most]) + more

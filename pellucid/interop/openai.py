@@ -8,6 +8,7 @@ import io
 import json
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from pellucid.core.checkpoint import content_hash
 from pellucid.core.circuit import Circuit, channel_circuit, kept_masks
 from pellucid.core.config import ActivationSparsity, LayerConfig, ModelConfig, uniform
-from pellucid.core.errors import unknown
+from pellucid.core.errors import places, unknown
 from pellucid.core.files import atomic_directory, leave_others_alone, write_atomic
 from pellucid.core.sites import model_sites, node_sites
 from pellucid.core.transformer import Norm, Transformer, pick_device
@@ -137,7 +138,8 @@ class ReleasedConfig(BaseModel):
             "heads of unequal sizes": any(len(set(x.heads)) > 1 for x in config.layers),
             f"{n_head} heads that do not divide d_model={config.d_model}": config.d_model % n_head != 0,
             f"norm={config.norm!r}": eps is None,
-            f"norm_eps={config.norm_eps} (only {eps})": eps is not None and config.norm_eps != eps,
+            f"norm_eps={config.norm_eps} (only {eps}: see with_their_eps)": eps is not None
+            and config.norm_eps != eps,
             f"activation={config.activation!r}": config.activation not in ("gelu", "relu"),
             f"attention_scale={config.attention_scale}": config.attention_scale is not None,
             f"output_vocab={config.output_vocab}": config.d_vocab_out != config.vocab_size,
@@ -280,6 +282,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer
 
 
+def with_their_eps(model: Transformer) -> Transformer:
+    """A copy of `model` with the constant in its norms that the format has. Its logits are other ones, as much as the norms'
+    inputs are small beside the constants; say so where it is used."""
+    eps = {"rms": RMS_EPS, "layer": LAYER_EPS}.get(model.config.norm, model.config.norm_eps)
+    made = Transformer(replace(model.config, norm_eps=eps), seed=None, device=model.device)
+    made.load_state_dict(model.state_dict())
+    return made.train(model.training)
+
+
 def export_checkpoint(model: Transformer, path: str | Path, *, tokenizer: Tokenizer | None = None) -> None:
     """Write `model` to the directory `path` as the release lays it out, atomically; `load_checkpoint` computes the same.
 
@@ -386,7 +397,7 @@ def read_viz(path: str | Path, model: Transformer, *, task: str | None = None) -
     try:
         return channel_circuit(model, masks, task=task, model_hash=model_hash, **fields)
     except ValidationError as error:
-        raise ValueError(f"{path} is not a circuit: {error}") from None
+        raise ValueError(f"{path} is not a circuit: {places(error)}") from None
 
 
 def write_viz(circuit: Circuit, path: str | Path, model: Transformer) -> None:

@@ -66,7 +66,7 @@ def size_figure(results: Sequence[TaskStudy], path: str | Path) -> Path:
             for (run, method), tasks in sorted(lines.items()):
                 losses = [np.mean(tasks[task], axis=0) for task in sorted(shared)]
                 axis.plot(edges, np.mean(losses, axis=0), label=f"{run}, {method} ({len(shared)} tasks)")
-            axis.legend(frameon=False, fontsize=8)
+            axis.legend(frameon=False, fontsize=8, loc="lower left")
         axis.axhline(0.15, color="grey", linewidth=0.8, linestyle=":")
         axis.axhline(CHANCE, color="grey", linewidth=0.8, linestyle="--")
         axis.set(xscale="log", xlabel="edges", ylabel="task loss (nats)", ylim=(0, None))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pellucid.core.checkpoint import boxed, content_hash, load_model
 from pellucid.core.circuit import Circuit, count_edges
-from pellucid.core.errors import unknown
+from pellucid.core.errors import places, unknown
 from pellucid.core.files import write_atomic
 from pellucid.core.processes import in_processes
 from pellucid.lab.config import Method, PruneConfig
@@ -236,7 +236,7 @@ def load_result(file: Path) -> TaskStudy:
     try:
         return TaskStudy.model_validate_json(file.read_text())
     except ValidationError as error:
-        raise ValueError(f"{file} is not a result of a study: {error}") from None
+        raise ValueError(f"{file} is not a result of a study: {places(error)}") from None
 
 
 def load_study(out: str | Path) -> list[TaskStudy]:

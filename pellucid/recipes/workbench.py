@@ -21,6 +21,7 @@ from pellucid.core.checkpoint import (
     load_tokenizer,
 )
 from pellucid.core.circuit import Circuit, kept_masks
+from pellucid.core.errors import places
 from pellucid.core.files import write_atomic
 from pellucid.core.transformer import Transformer
 from pellucid.data.prepare import prepare
@@ -234,7 +235,7 @@ def load_recipe(path: str | Path) -> Recipe:
         return TypeAdapter(Recipe).validate_python(recipe)
     except ValidationError as error:
         raise ValueError(
-            f"{find_checkpoint(path) / 'config.json'}: its recipe is not valid: {error}"
+            f"{find_checkpoint(path) / 'config.json'}: its recipe is not valid: {places(error)}"
         ) from None
 
 
@@ -272,7 +273,9 @@ def load_view(path: str | Path) -> ModelView:
     try:
         view = ModelView.model_validate_json(files[0].read_text())
     except ValidationError as error:
-        raise ValueError(f"{files[0]} is not a view of a circuit: {error}") from None
+        raise ValueError(
+            f"{files[0]} is not a view of a circuit, the view.json that prune writes: {places(error)}"
+        ) from None
     if "task" not in view.metrics:
         raise ValueError(f"{files[0]} does not say which task it is of")
     return view

@@ -35,6 +35,7 @@ from pellucid.interop.openai import (
     read_masks,
     read_viz,
     site_names,
+    with_their_eps,
     write_viz,
 )
 from tests.core.strategies import CONTEXT, VOCAB, configs, scrambled, some_tokens
@@ -148,6 +149,18 @@ def test_legacy_keys_and_mask_buffers_are_reported():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_checkpoint(DATA / "catpos_bigram_rms_afrac", device="cpu")
+
+
+def test_a_model_in_the_box_is_exported_with_the_release_s_constant_in_its_norms(tmp_path):
+    model = load_model("pellucid:sparse-python-4l", device="cpu")
+    with pytest.raises(ValueError, match=r"norm_eps=1e-05 .*see with_their_eps"):
+        export_checkpoint(model, tmp_path / "m")
+    theirs = with_their_eps(model)
+    export_checkpoint(theirs, tmp_path / "m")
+    tokens = some_tokens(0, 4, 64)
+    loaded = load_checkpoint(tmp_path / "m", device="cpu")(tokens)
+    assert torch.equal(loaded, theirs(tokens))
+    assert 0 < (loaded - model(tokens)).abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -225,7 +225,10 @@ def test_a_circuit_comes_back_from_json_and_nonsense_is_named(circuit, tmp_path)
     circuit.save(tmp_path / "c.json")
     assert Circuit.load(tmp_path / "c.json") == circuit
     (tmp_path / "bad.json").write_text('{"task": "toy"}')
-    with pytest.raises(ValueError, match=r"bad\.json is not a circuit"):
+    with pytest.raises(
+        ValueError,
+        match=r"bad\.json is not a circuit: model: Field required; nodes: Field required; edges: Field required$",
+    ):
         Circuit.load(tmp_path / "bad.json")
     stray = Circuit(
         task="toy", model=content_hash(toy_model()), nodes=(Node(site="0.mlp.act", channel=99),), edges=()
