@@ -1,6 +1,5 @@
 """Run methods on models: one cell for each program, tier, method and data seed, kept on disk by what went into it."""
 
-import contextlib
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -116,7 +115,7 @@ def run_subject(
 ) -> list[Cell]:
     """All cells of one model. What a method raises is kept as the reason why a cell has no numbers."""
     methods, place = pick_methods(names), out / tier / program
-    versions = [method.version for method in methods]  # before the source can change under a long run
+    codes = code_behind(methods)  # before the source can change under a long run
     try:
         subject = make_subject(program, tier)
         truth = None if read_key(place / "truth.json") == truth_key(subject) else describe(subject)
@@ -125,10 +124,10 @@ def run_subject(
     if truth is not None:
         write_atomic(place / "truth.json", json.dumps(truth, indent=1) + "\n")
     cells = []
-    for method, version in zip(methods, versions, strict=True):
+    for method in methods:
         for seed in config.seeds:
             file = place / config.group / f"{method.name}-{seed}.json"
-            key = cell_key(subject, method.name, version, config, seed)
+            key = cell_key(subject, method.name, codes[method.name], config, seed)
             cell = read_cell(file, key)
             if cell is None or cell.failed is not None:
                 cell = run_cell(subject, method, config, seed, key)
@@ -137,31 +136,29 @@ def run_subject(
     return cells
 
 
-def cell_key(subject: Subject, method: str, version: str, config: BenchConfig, seed: int) -> str:
+def cell_key(subject: Subject, method: str, code: str, config: BenchConfig, seed: int) -> str:
     """What a cell's numbers depend on, hashed: first the code alone, then everything."""
-    all_of = digest(subject.key, subject.tier, method, version, config.pairs, config.ablation, seed)
-    return f"{made_by(version)}-{all_of}"
+    all_of = digest(subject.key, subject.tier, method, code, config.pairs, config.ablation, seed)
+    return f"{code}-{all_of}"
 
 
-def made_by(version: str) -> str:
-    """A hash of the code behind a cell: of models, and of a method of that version."""
-    return digest(code_of(make_subject), version)
+def code_behind(methods: Iterable[AnyMethod]) -> dict[str, str]:
+    """By method a hash of the code behind its cells: the models' and its own."""
+    models = code_of(make_subject)
+    return {method.name: digest(models, method.version) for method in methods}
 
 
 def stored(out: str | Path, config: BenchConfig) -> list[Cell]:
     """All cells in `out` with this number of pairs and ablation that were made by the present code, by tier, program,
     method and seed: what a leaderboard is of, whichever calls made them."""
-    methods = find_methods()
-    current = {name: made_by(method.version) for name, method in methods.items()}
-    cells = []
-    for tier in TIERS:
-        for program in PROGRAMS:
-            for file in (Path(out) / tier / program / config.group).glob("*.json"):
-                with contextlib.suppress(ValidationError):
-                    cell = Cell.model_validate_json(file.read_text())
-                    if cell.key.partition("-")[0] == current.get(cell.method):
-                        cells.append(cell)
-    return in_order(cells)
+    current = code_behind(find_methods().values())
+    found = (
+        load_cell(file)
+        for tier in TIERS
+        for program in PROGRAMS
+        for file in (Path(out) / tier / program / config.group).glob("*.json")
+    )
+    return in_order(c for c in found if c and c.key.partition("-")[0] == current.get(c.method))
 
 
 def in_order(cells: Iterable[Cell]) -> list[Cell]:
@@ -173,13 +170,18 @@ def in_order(cells: Iterable[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda c: (tiers[c.tier], programs[c.program], methods[c.method], c.seed))
 
 
-def read_cell(file: Path, key: str) -> Cell | None:
-    """The cell in a file, if it is there, whole, and of this key."""
+def load_cell(file: Path) -> Cell | None:
+    """The cell in a file, if it is there and whole."""
     try:
-        cell = Cell.model_validate_json(file.read_text())
+        return Cell.model_validate_json(file.read_text())
     except (OSError, ValidationError):
         return None
-    return cell if cell.key == key else None
+
+
+def read_cell(file: Path, key: str) -> Cell | None:
+    """The cell in a file, if it is there, whole, and of this key."""
+    cell = load_cell(file)
+    return cell if cell and cell.key == key else None
 
 
 def truth_key(subject: Subject) -> str:

@@ -1,8 +1,7 @@
 """What a study adds up to: tables of circuits, how many times larger one run's are than another's, controls, stability."""
 
 import math
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby, permutations
 from statistics import fmean
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from typing import NamedTuple
 import torch
 from rich.table import Table
 
+from pellucid.bench.metrics import bootstrap
 from pellucid.core.circuit import Circuit
 from pellucid.lab.compare import jaccard
 from pellucid.lab.controls import loss_at
@@ -54,17 +54,8 @@ def mean_ratio(pairs: Mapping[str, Sequence[tuple[int, int]]]) -> Ratio:
     logs = [fmean(math.log((n + 1) / (m + 1)) for n, m in of) for of in pairs.values()]
     if not logs:
         return Ratio(math.nan, math.nan, math.nan, 0)
-    low, high = interval(logs, fmean)
+    low, high = bootstrap(logs, draws=10_000)
     return Ratio(math.exp(fmean(logs)), math.exp(low), math.exp(high), len(logs))
-
-
-def interval(
-    values: Sequence[float], statistic: Callable[[Sequence[float]], float], draws: int = 10_000
-) -> tuple[float, float]:
-    """A 95% bootstrap interval of `statistic`."""
-    rng = random.Random(0)
-    found = sorted(statistic(rng.choices(values, k=len(values))) for _ in range(draws))
-    return found[int(0.025 * draws)], found[int(0.975 * draws)]
 
 
 def table(results: Sequence[TaskStudy], target: float = 0.15) -> Table:

@@ -298,7 +298,7 @@ def test_results_are_kept_and_a_changed_method_is_run_again(tmp_path, add):
     assert len(calls) == 7
 
 
-def test_a_leaderboard_is_of_all_that_earlier_calls_made_by_the_same_code(tmp_path, add, monkeypatch):
+def test_a_leaderboard_is_of_all_that_earlier_calls_made_by_the_same_code(tmp_path, add):
     add(counted=patch_edges)
     first = bench(one(methods=("random", "counted")), tmp_path)
     second = bench(one("shift", methods=("random",), seeds=(0, 1)), tmp_path)
